@@ -1,0 +1,38 @@
+"""cpref: context parallelism, complete and small enough to read.
+
+One long sequence sharded over several devices, with exact attention across them. Start reading at
+`layout.py`, then `tiles.py`, `merge.py`, `comm.py` and `strategies/ring.py`.
+"""
+
+from .attention import context_parallel_attention
+from .comm import Grid, Group, Traffic
+from .faults import RankError
+from .layout import local_positions, shard, unshard
+from .local import LocalError, run_local
+from .mask import Causal, Documents, Full, Mask, MaskMod, SlidingWindow
+from .processes import init, shutdown
+from .reference import reference_attention
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Causal",
+    "Documents",
+    "Full",
+    "Grid",
+    "Group",
+    "LocalError",
+    "Mask",
+    "MaskMod",
+    "RankError",
+    "SlidingWindow",
+    "Traffic",
+    "context_parallel_attention",
+    "init",
+    "local_positions",
+    "reference_attention",
+    "run_local",
+    "shard",
+    "shutdown",
+    "unshard",
+]

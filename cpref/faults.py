@@ -1,0 +1,122 @@
+"""Which rank is it? When a move fails, find the rank behind it.
+
+A transport only knows that a socket closed or that time ran out. The rank at its other end may be
+just as innocent: it has stopped because its own neighbour did. So each rank writes into the store
+that all ranks share (the one they met at) who it is when it starts, and whom it was waiting for when
+it fails. The culprit is then a rank whose process is gone, else the rank at the end of the chain of
+waiting ranks: waited for, but waiting for nobody.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+_GRACE = 2.0  # seconds that other ranks are given to notice the fault, too
+
+
+class RankError(RuntimeError):
+    """Another rank has died, hangs, or has failed. rank: which, in the world; step: where."""
+
+    def __init__(self, message: str, rank: int | None, step: str):
+        super().__init__(message)
+        self.rank, self.step = rank, step
+
+
+def announce() -> None:
+    """Write into the shared store which process this rank is."""
+    _write(f"who/{dist.get_rank()}", {"host": socket.gethostname(), "pid": os.getpid()})
+
+
+def report(cause: BaseException, step: str) -> None:
+    """Write into the shared store that this rank itself has failed, before it goes."""
+    if dist.is_initialized():
+        said = f"{type(cause).__name__}: {cause}"
+        _write(f"failed/{dist.get_rank()}", {"for": [], "step": step, "cause": said})
+
+
+def explain(error: RuntimeError, group: ProcessGroup, peers: Sequence[int], step: str) -> RankError:
+    """The error to raise instead of the transport's `error`: it names the rank, the step, the cause.
+
+    peers: the group ranks that this rank was waiting for in `step`.
+    """
+    me = dist.get_rank()
+    waited_for = [dist.get_global_rank(group, peer) for peer in peers]
+    transport = str(error).splitlines()[0]
+    _write(f"failed/{me}", {"for": waited_for, "step": step, "cause": transport})
+    culprit, cause = _culprit(me, waited_for)
+    names = " or ".join(str(rank) for rank in ([culprit] if culprit is not None else waited_for))
+    cause = cause or "it has died, hangs, or makes another call than this rank"
+    return RankError(
+        f"rank {me}, {step}: rank {names} failed: {cause} ({transport})", culprit, step
+    )
+
+
+def _culprit(me: int, waited_for: list[int]) -> tuple[int | None, str | None]:
+    """The rank behind the fault and what is known of it; (None, None) if it cannot be told apart."""
+    deadline = time.monotonic() + _GRACE
+    while True:
+        for rank in range(dist.get_world_size()):
+            if rank != me and _is_gone(rank) and not _read(f"failed/{rank}"):
+                return rank, "its process has ended"
+        rank, cause, silent = _end_of_chain(me, waited_for)
+        if cause or time.monotonic() > deadline:
+            return (rank, cause) if cause or len(silent) == 1 else (None, None)
+        time.sleep(0.1)
+
+
+def _end_of_chain(me: int, waited_for: list[int]) -> tuple[int | None, str | None, list[int]]:
+    """Follow who waits for whom: (rank, its own error, ranks that are waited for and say nothing)."""
+    seen, silent, ahead = {me}, [], list(waited_for)
+    while ahead:
+        rank = ahead.pop()
+        if rank in seen:
+            continue
+        seen.add(rank)
+        said = _read(f"failed/{rank}")
+        if not said:
+            silent.append(rank)
+        elif not said["for"]:
+            return rank, f"{said['cause']} in {said['step']}", silent
+        else:
+            ahead.extend(said["for"])
+    return (silent[0] if silent else None), None, silent
+
+
+def _is_gone(rank: int) -> bool:
+    """Whether the process of `rank` is known to have ended: only for ranks of this machine."""
+    who = _read(f"who/{rank}")
+    if not who or who["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(who["pid"], 0)
+        with open(f"/proc/{who['pid']}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()  # why: no public way to the ranks' own store
+
+
+def _write(key: str, value: dict) -> None:
+    try:
+        _store().set(f"cpref/{key}", json.dumps(value))
+    except Exception:  # noqa: BLE001 - the store may have died with its rank; the fault stands
+        return
+
+
+def _read(key: str) -> dict | None:
+    try:
+        store = _store()
+        key = f"cpref/{key}"
+        return json.loads(store.get(key)) if store.check([key]) else None
+    except Exception:  # noqa: BLE001 - as above
+        return None

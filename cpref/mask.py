@@ -1,0 +1,171 @@
+"""Who may attend to whom, in global positions.
+
+Every mask but `MaskMod` is a band: a query at position i sees the keys of one interval
+[first(i), last(i)), and both ends move only forward as i grows. That is all the tile planner needs
+to know of a mask. `allowed` says the same in the plainest way, and is what the judge uses.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Interval = tuple[np.ndarray, np.ndarray]
+
+
+class Mask:
+    """Base of all masks."""
+
+    def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
+        """ValueError unless the mask has a meaning for these global lengths of q and of k, v."""
+        if seq_len != kv_seq_len:
+            raise ValueError(
+                f"mask {self} needs as many keys as queries, but seq_len is {seq_len} and "
+                f"kv_seq_len {kv_seq_len}; use Full() or a mask_mod for cross attention"
+            )
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        """bool, broadcast over two int64 tensors of global positions: may this query see this key?"""
+        raise NotImplementedError
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval | None:
+        """The keys [first, last) that the queries at `positions` see; None if it is not a band."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Full(Mask):
+    """Every query sees every key. Works for cross attention, too."""
+
+    def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
+        return
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        return (q_index >= 0) & (kv_index >= 0)
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval:
+        return np.zeros_like(positions), np.full_like(positions, kv_seq_len)
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees itself and what came before."""
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        return kv_index <= q_index
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval:
+        return np.zeros_like(positions), positions + 1
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Mask):
+    """A query sees itself and the size - 1 positions before it. size: at least 1.
+
+    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150); with itself counted, as in Mistral 7B
+    (arXiv 2310.06825).
+    """
+
+    size: int
+
+    def __post_init__(self):
+        if not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"SlidingWindow size is {self.size!r}; it must be at least 1 token")
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        return (kv_index <= q_index) & (q_index - kv_index < self.size)
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval:
+        return np.maximum(positions + 1 - self.size, 0), positions + 1
+
+
+@dataclass(frozen=True)
+class Documents(Mask):
+    """Packed documents: a query sees only its own document, and there what `inner` allows.
+
+    lengths: tokens of each document, in order; their sum is the global length. Documents may start
+    and end anywhere, also inside a shard. inner: Causal(), Full() or SlidingWindow(size).
+    """
+
+    lengths: Sequence[int]
+    inner: Mask = field(default_factory=Causal)
+
+    def __post_init__(self):
+        lengths = tuple(int(length) for length in self.lengths)
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"Documents lengths are {lengths}; each must be at least 1 token")
+        if not isinstance(self.inner, Causal | Full | SlidingWindow):
+            raise ValueError(
+                f"Documents inner is {self.inner!r}; it must be Causal(), Full() or SlidingWindow"
+            )
+        object.__setattr__(self, "lengths", lengths)
+
+    def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
+        super().require_lengths(seq_len, kv_seq_len)
+        if sum(self.lengths) != seq_len:
+            raise ValueError(
+                f"Documents lengths add up to {sum(self.lengths)} tokens, but seq_len is {seq_len}"
+            )
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        ends = torch.tensor(self.lengths, device=q_index.device).cumsum(0)
+        q_document = torch.searchsorted(ends, q_index.contiguous(), right=True)
+        kv_document = torch.searchsorted(ends, kv_index.contiguous(), right=True)
+        return (q_document == kv_document) & self.inner.allowed(q_index, kv_index)
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval:
+        ends = np.cumsum(self.lengths)
+        document = np.searchsorted(ends, positions, side="right")
+        first, last = self.inner.interval(positions, kv_seq_len)
+        starts = ends - self.lengths
+        return np.maximum(first, starts[document]), np.minimum(last, ends[document])
+
+
+@dataclass(frozen=True)
+class MaskMod(Mask):
+    """Any rule: function(q_index, kv_index) -> bool, on int64 tensors that broadcast.
+
+    As a mask_mod of FlexAttention without its batch and head arguments: written with tensor
+    operators (`&`, `|`, `torch.where`), not with `and` or `if`.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __repr__(self) -> str:  # why: the same text in every process, to compare masks by
+        return f"MaskMod({getattr(self.function, '__qualname__', type(self.function).__name__)})"
+
+    def __post_init__(self):
+        try:
+            inspect.signature(self.function).bind(None, None)
+        except TypeError as error:
+            raise TypeError(
+                "mask: a mask_mod takes (q_index, kv_index) and nothing else; fix other arguments "
+                "beforehand, e.g. mask=lambda q, kv: mask_mod(0, 0, q, kv)"
+            ) from error
+
+    def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
+        return
+
+    def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
+        answer = torch.as_tensor(self.function(q_index, kv_index))
+        if answer.dtype != torch.bool:
+            raise TypeError(f"mask: a mask_mod must return bool; it returned {answer.dtype}")
+        return answer.expand(torch.broadcast_shapes(q_index.shape, kv_index.shape))
+
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> None:
+        return None
+
+
+def as_mask(mask: Mask | Callable[[Tensor, Tensor], Tensor]) -> Mask:
+    """A mask as the caller gave it; a function becomes a `MaskMod`. Raises TypeError for the rest."""
+    if isinstance(mask, Mask):
+        return mask
+    if callable(mask) and not isinstance(mask, type):
+        return MaskMod(mask)
+    raise TypeError(
+        f"mask is {mask!r}; it must be Full(), Causal(), SlidingWindow(size), Documents(lengths) or "
+        "a function (q_index, kv_index) -> bool"
+    )

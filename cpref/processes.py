@@ -1,0 +1,218 @@
+"""The moves between processes, over torch.distributed: NCCL, gloo, or whatever the group was made of."""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from .comm import Grid, Group, GroupLike, Pending
+from .faults import announce, explain
+
+
+class Processes(Group):
+    """A `Group` over a process group."""
+
+    def __init__(self, group: ProcessGroup):
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self._reference = ref(group)  # why: a strong one would keep a destroyed group alive
+        self._words_device = torch.device("cpu")
+        self._has_cpu = "cpu:" in dist.get_backend_config(group)
+        if not self._has_cpu:
+            self._words_device = torch.device(torch.accelerator.current_accelerator())
+        self._compared: set[tuple[str, str]] = set()
+        announce()
+
+    @property
+    def _group(self) -> ProcessGroup:
+        return self._reference()
+
+    def _shift(
+        self, block: Tensor, into: Tensor, to: int, source: int, label: str
+    ) -> Pending[Tensor]:
+        post = []
+        if block.numel():
+            post.append((dist.isend, block, to))
+        if into.numel():
+            post.append((dist.irecv, into, source))
+        if not post:
+            return Pending(lambda: into)
+        operations = [
+            dist.P2POp(operation, tensor, group=self._group, group_peer=peer)
+            for operation, tensor, peer in post
+        ]
+        works = self._named([to, source], label, lambda: dist.batch_isend_irecv(operations))
+
+        def finish() -> Tensor:
+            peers = [[peer] for _, _, peer in post] if len(works) == len(post) else [[to, source]]
+            for work, peer in zip(works, peers, strict=True):
+                self._named(peer, label, work.wait)
+            operations.clear()  # why: until here they kept the block that is being sent alive
+            return into
+
+        return Pending(finish)
+
+    def _all_gather(self, into: Tensor, sent: Tensor, label: str) -> Pending[Tensor]:
+        return self._collective(
+            into,
+            label,
+            lambda: dist.all_gather_into_tensor(into, sent, group=self._group, async_op=True),
+        )
+
+    def _reduce_scatter(self, sent: Tensor, label: str) -> Pending[Tensor]:
+        into = torch.empty_like(sent[0])
+        return self._collective(
+            into,
+            label,
+            lambda: dist.reduce_scatter_tensor(into, sent, group=self._group, async_op=True),
+        )
+
+    def _all_to_all(
+        self, sent: Tensor, out_sizes: list[int], in_sizes: list[int], label: str
+    ) -> Pending[Tensor]:
+        into = sent.new_empty(sum(in_sizes))
+        return self._collective(
+            into,
+            label,
+            lambda: dist.all_to_all_single(
+                into, sent, in_sizes, out_sizes, group=self._group, async_op=True
+            ),
+        )
+
+    def _exchange(self, words: Tensor, label: str) -> Tensor:
+        sent = words.to(self._words_device)
+        into = sent.new_empty(self.size, *sent.shape)
+        return self._all_gather(into, sent, label).wait().cpu()
+
+    def _compare(self, call: str, text: str) -> None:
+        # why: without a CPU backend the exchange would make the host wait for the device at every
+        # call, so there each set of terms is compared the first time it is seen, and never again.
+        if not self._has_cpu and (call, text) in self._compared:
+            return
+        super()._compare(call, text)
+        self._compared.add((call, text))
+
+    def _collective(
+        self, into: Tensor, label: str, post: Callable[[], dist.Work]
+    ) -> Pending[Tensor]:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        work = self._named(others, label, post)
+
+        def finish() -> Tensor:
+            self._named(others, label, work.wait)
+            return into
+
+        return Pending(finish)
+
+    def _named(self, peers: Sequence[int], label: str, act: Callable):
+        """Run `act`; a failure of the transport becomes an error that names the rank behind it."""
+        try:
+            return act()
+        except RuntimeError as error:
+            raise explain(error, self._group, peers, label) from error
+
+
+_known: WeakKeyDictionary[ProcessGroup, Processes] = WeakKeyDictionary()
+
+
+def process_group(group: GroupLike) -> Processes:
+    """The `Group` of a ProcessGroup, of a one-dimensional DeviceMesh, or of the default group."""
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"group is a mesh of {group.ndim} dimensions; it must have one, or two for "
+                f"'hybrid': take a part of it, such as mesh[{(group.mesh_dim_names or ['cp'])[-1]!r}]"
+            )
+        group = group.get_group()
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"group: rank {dist.get_rank()} of the world is not in it")
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError(
+                "group is None, but no process group has been started; call cpref.init() under "
+                "torchrun first, or run the ranks as threads with cpref.run_local"
+            )
+        group = dist.group.WORLD
+    if not isinstance(group, ProcessGroup):
+        raise TypeError(
+            f"group is {type(group).__name__}; it must be a ProcessGroup, a DeviceMesh, a group of "
+            "cpref.run_local, or None for the default group"
+        )
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"group: rank {dist.get_rank()} of the world is not in it")
+    if group not in _known:
+        _known[group] = Processes(group)
+    return _known[group]
+
+
+_grids: WeakKeyDictionary[DeviceMesh, Grid] = WeakKeyDictionary()
+
+
+def mesh_grid(mesh: DeviceMesh) -> Grid:
+    """A two-dimensional mesh as a `Grid`: the first dimension is the ring, the second the rows."""
+    if mesh not in _grids:
+        everyone = mesh.mesh.flatten().tolist()
+        whole_world = everyone == list(range(dist.get_world_size()))
+        flat = dist.group.WORLD if whole_world else mesh._flatten().get_group()
+        ring, ulysses = mesh.get_group(0), mesh.get_group(1)
+        _grids[mesh] = Grid(Processes(flat), Processes(ring), Processes(ulysses))
+    return _grids[mesh]
+
+
+def init(
+    backend: str | None = None, timeout: timedelta | float = timedelta(minutes=5)
+) -> torch.device:
+    """Join the ranks that torchrun started, and return the device that is this rank's.
+
+    Reads RANK, WORLD_SIZE and LOCAL_RANK from the environment; without them this process is a world
+    of one. On a machine with accelerators rank r takes the one of its LOCAL_RANK.
+
+    backend: as in `torch.distributed.init_process_group`; None means gloo on the CPU, and on an
+    accelerator its own backend with gloo beside it for the few bytes that ranks agree with.
+    timeout: how long any move waits for a rank before it is given up, in seconds or as timedelta.
+    Calling it again is harmless. Raises ValueError if there are more ranks on this machine than
+    accelerators.
+    """
+    device = _own_device()
+    if dist.is_initialized():
+        return device
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    if backend is None:
+        backend = "gloo"
+        if device.type != "cpu":
+            own = dist.get_default_backend_for_device(device)
+            backend = f"cpu:gloo,{device.type}:{own}"
+    if dist.is_torchelastic_launched() or "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(
+            backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1
+        )
+    return device
+
+
+def shutdown() -> None:
+    """Leave the ranks: destroys the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _own_device() -> torch.device:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise ValueError(
+            f"rank with LOCAL_RANK={local_rank} has no device: this machine has {count}; start at "
+            f"most {count} ranks on it, or hide the devices to use the CPU"
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(accelerator.type, local_rank)
