@@ -2,9 +2,9 @@
 
 A transport only knows that a socket closed or that time ran out. The rank at its other end may be
 just as innocent: it has stopped because its own neighbour did. So each rank writes into the store
-that all ranks share (the one they met at) who it is when it starts, and whom it was waiting for when
-it fails. The culprit is then a rank whose process is gone, else the rank at the end of the chain of
-waiting ranks: waited for, but waiting for nobody.
+that all ranks share (the one they met at) who it is when it starts, and whom it was waiting for
+when it fails. The culprit is then a rank whose process is gone, else the rank at the end of the
+chain of waiting ranks: waited for, but waiting for nobody.
 """
 
 import json
@@ -40,7 +40,7 @@ def report(cause: BaseException, step: str) -> None:
 
 
 def explain(error: RuntimeError, group: ProcessGroup, peers: Sequence[int], step: str) -> RankError:
-    """The error to raise instead of the transport's `error`: it names the rank, the step, the cause.
+    """The error to raise instead of the transport's `error`: it names rank, step and cause.
 
     peers: the group ranks that this rank was waiting for in `step`.
     """
@@ -57,7 +57,7 @@ def explain(error: RuntimeError, group: ProcessGroup, peers: Sequence[int], step
 
 
 def _culprit(me: int, waited_for: list[int]) -> tuple[int | None, str | None]:
-    """The rank behind the fault and what is known of it; (None, None) if it cannot be told apart."""
+    """The rank behind the fault and what is known of it; (None, None) if that cannot be told."""
     deadline = time.monotonic() + _GRACE
     while True:
         for rank in range(dist.get_world_size()):
@@ -70,7 +70,7 @@ def _culprit(me: int, waited_for: list[int]) -> tuple[int | None, str | None]:
 
 
 def _end_of_chain(me: int, waited_for: list[int]) -> tuple[int | None, str | None, list[int]]:
-    """Follow who waits for whom: (rank, its own error, ranks that are waited for and say nothing)."""
+    """Follow who waits for whom: (rank, its own error, silent ranks that are waited for)."""
     seen, silent, ahead = {me}, [], list(waited_for)
     while ahead:
         rank = ahead.pop()
@@ -109,7 +109,7 @@ def _store() -> dist.Store:
 def _write(key: str, value: dict) -> None:
     try:
         _store().set(f"cpref/{key}", json.dumps(value))
-    except Exception:  # noqa: BLE001 - the store may have died with its rank; the fault stands
+    except Exception:  # why: the store may have died with its rank
         return
 
 
@@ -118,5 +118,5 @@ def _read(key: str) -> dict | None:
         store = _store()
         key = f"cpref/{key}"
         return json.loads(store.get(key)) if store.check([key]) else None
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # why: as above
         return None

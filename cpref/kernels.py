@@ -3,8 +3,8 @@
 forward(q, k, v, causal, allowed, scale) -> (out, lse)
 backward(grad_out, q, k, v, out, lse, causal, allowed, scale) -> (dq, dk, dv)
 
-q, out, grad_out: (B, H, Sq, D); k, v: (B, Hkv, Skv, D), H divisible by Hkv; lse: (B, H, Sq), natural
-logarithm. causal: query i sees the keys 0..i, Sq = Skv. allowed: (Sq, Skv) bool, or None.
+q, out, grad_out: (B, H, Sq, D); k, v: (B, Hkv, Skv, D), H divisible by Hkv; lse: (B, H, Sq), in
+natural logarithm. causal: query i sees the keys 0..i, Sq = Skv. allowed: (Sq, Skv) bool, or None.
 
 The backward takes the out and lse of the whole row, not of the tile: with those, the gradients of
 tiles simply add up. Inside, every kernel computes

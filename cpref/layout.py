@@ -83,7 +83,7 @@ def _dealt(placement: Placement, rank: int) -> np.ndarray:
 
 
 def _chunk(seq_len: int, chunks: int, index: int) -> np.ndarray:
-    """Chunk `index` of a sequence cut into `chunks`; the first S mod chunks are one token longer."""
+    """Chunk `index` of `chunks`; the first S mod chunks of them are one token longer."""
     size, longer = divmod(seq_len, chunks)
     start = index * size + min(index, longer)
     return np.arange(start, start + size + (index < longer))

@@ -219,7 +219,7 @@ def run_local(fn: Callable[..., T], ranks: int, *args: object) -> list[T]:
                 results[rank] = fn(LocalGroup(post, tuple(range(ranks)), rank), *args)
         except _Aborted:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the caller below
+        except BaseException as error:  # why: handed to the caller below
             failures.append((rank, error))
             post.abort()
         finally:

@@ -28,7 +28,7 @@ class Mask:
             )
 
     def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
-        """bool, broadcast over two int64 tensors of global positions: may this query see this key?"""
+        """Which queries see which keys: bool, from int64 positions that broadcast."""
         raise NotImplementedError
 
     def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval | None:
@@ -65,8 +65,8 @@ class Causal(Mask):
 class SlidingWindow(Mask):
     """A query sees itself and the size - 1 positions before it. size: at least 1.
 
-    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150); with itself counted, as in Mistral 7B
-    (arXiv 2310.06825).
+    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150); with itself counted, as in Mistral
+    7B (arXiv 2310.06825).
     """
 
     size: int
@@ -160,12 +160,12 @@ class MaskMod(Mask):
 
 
 def as_mask(mask: Mask | Callable[[Tensor, Tensor], Tensor]) -> Mask:
-    """A mask as the caller gave it; a function becomes a `MaskMod`. Raises TypeError for the rest."""
+    """A mask as the caller gave it; a function becomes a `MaskMod`. TypeError for the rest."""
     if isinstance(mask, Mask):
         return mask
     if callable(mask) and not isinstance(mask, type):
         return MaskMod(mask)
     raise TypeError(
-        f"mask is {mask!r}; it must be Full(), Causal(), SlidingWindow(size), Documents(lengths) or "
-        "a function (q_index, kv_index) -> bool"
+        f"mask is {mask!r}; it must be Full(), Causal(), SlidingWindow(size), Documents(lengths) "
+        "or a function (q_index, kv_index) -> bool"
     )

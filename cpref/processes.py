@@ -1,4 +1,4 @@
-"""The moves between processes, over torch.distributed: NCCL, gloo, or whatever the group was made of."""
+"""The moves between processes, over torch.distributed: NCCL, gloo, or what the group is made of."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -126,7 +126,7 @@ def process_group(group: GroupLike) -> Processes:
         if group.ndim != 1:
             raise ValueError(
                 f"group is a mesh of {group.ndim} dimensions; it must have one, or two for "
-                f"'hybrid': take a part of it, such as mesh[{(group.mesh_dim_names or ['cp'])[-1]!r}]"
+                "'hybrid': take a part of it, such as mesh['cp']"
             )
         group = group.get_group()
     if group is dist.GroupMember.NON_GROUP_MEMBER:

@@ -20,9 +20,9 @@ def reference_attention(
     """softmax(scale·q·kᵀ under the mask)·v of whole tensors, computed and returned in float64.
 
     q: (B, H, S, D); k: (B, Hkv, Skv, D); v: (B, Hkv, Skv, Dv), any float dtype, whole sequences.
-    Returns (B, H, S, Dv) float64; rows that may attend to nothing are 0. Differentiable by autograd;
-    the gradients are rounded once, to the dtypes of q, k, v. It shares no code with what it judges,
-    and needs the memory of all scores: B·H·S·Skv·8 bytes several times over.
+    Returns (B, H, S, Dv) float64; rows that may attend to nothing are 0. Differentiable by
+    autograd; the gradients are rounded once, to the dtypes of q, k, v. It shares no code with what
+    it judges, and needs the memory of all scores: B·H·S·Skv·8 bytes several times over.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     groups = q.shape[1] // k.shape[1]

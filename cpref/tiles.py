@@ -58,8 +58,9 @@ class Job:
     """What one attention call computes, apart from its tensors.
 
     q, kv: how the queries and the keys are dealt out; mask: in global positions; scale: of the
-    scores; kv_heads, dtype: of k and v as they were given; exact: tiles in float32 even for half precision inputs; overlap: whether a strategy
-    computes between posting a move and waiting for it; return_lse: whether the lse is asked for.
+    scores; kv_heads, dtype: of k and v as they were given; exact: tiles in float32 even for half
+    precision inputs; overlap: whether a strategy computes between posting a move and waiting for
+    it; return_lse: whether the lse is asked for.
     """
 
     q: Placement

@@ -1,8 +1,8 @@
 """Hybrid: heads among neighbours, a ring among the rest.
 
 The P ranks form a table of Pr rows of Pu neighbours. Within a row an all-to-all turns tokens into
-heads, as in `ulysses`; then the rows are the shards of a ring, in which K,V blocks with the heads of
-one rank travel along each column:
+heads, as in `ulysses`; then the rows are the shards of a ring, in which K,V blocks with the heads
+of one rank travel along each column:
 
     Pu = 2, Pr = 2      column 0                       column 1
     row 0               tokens 0 1, first heads        tokens 0 1, second heads

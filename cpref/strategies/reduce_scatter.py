@@ -15,8 +15,8 @@ B·H·L·Dv·4·(P-1) for the outs; backward B·H·L·(D + Dv)·e·(P-1) for Q a
 for lse and delta, B·H·L·D·4·(P-1) for dQ. Memory beside the shards: all of Q and a float32 partial
 out for all of S.
 
-Source: the merge is that of FlashAttention-2 (arXiv 2307.08691), section 3.1; sending queries is the
-pass-Q of Yang et al. 2024, Context Parallelism for Scalable Million-Token Inference (arXiv
+Source: the merge is that of FlashAttention-2 (arXiv 2307.08691), section 3.1; sending queries is
+the pass-Q of Yang et al. 2024, Context Parallelism for Scalable Million-Token Inference (arXiv
 2411.01783), section 3.
 """
 
@@ -69,7 +69,8 @@ def backward(
     )
     sums = group.all_gather(torch.stack([lse, delta]), narrow, label="reduce_scatter lse, delta")
     if not job.overlap:
-        queries.wait(), sums.wait()
+        queries.wait()
+        sums.wait()
 
     dtype = accumulator_dtype(q.dtype)
     dqs = Parcels.empty(q_shapes, dtype, q.device)

@@ -1,7 +1,7 @@
 """Ulysses: heads instead of tokens.
 
-An all-to-all turns "all heads of my tokens" into "my heads of all tokens". Then attention is that of
-one device, and an all-to-all brings the out back:
+An all-to-all turns "all heads of my tokens" into "my heads of all tokens". Then attention is that
+of one device, and an all-to-all brings the out back:
 
     P = 2                 before                after                 on the way back
     rank 0       tokens 0, heads 0 1    tokens 0 1, head 0       tokens 0, heads 0 1
@@ -11,8 +11,8 @@ After the all-to-all the tokens come in the order of the ranks, and are put in t
 positions. The query heads must be divisible by P. With fewer K,V heads than that, each is repeated
 just often enough, and the gradients of the copies are summed.
 
-Bytes sent per rank, with L = S/P: (H·D + Hkv·D + Hkv·Dv + H·Dv)·B·L·e·(P-1)/P, in backward the same.
-What is kept for backward is in the order of heads, so nothing has to be sent twice.
+Bytes sent per rank, with L = S/P: (H·D + Hkv·D + Hkv·Dv + H·Dv)·B·L·e·(P-1)/P, in backward the
+same. What is kept for backward is in the order of heads, so nothing has to be sent twice.
 
 Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509), section 3.
 """
