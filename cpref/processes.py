@@ -14,6 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from .comm import Grid, Group, GroupLike, Pending
 from .faults import announce, explain
 
+# why: from torch 2.13 on these two have new names, and the old ones warn
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Processes(Group):
     """A `Group` over a process group."""
@@ -61,7 +65,7 @@ class Processes(Group):
         return self._collective(
             into,
             label,
-            lambda: dist.all_gather_into_tensor(into, sent, group=self._group, async_op=True),
+            lambda: _all_gather(into.view(-1), sent, group=self._group, async_op=True),
         )
 
     def _reduce_scatter(self, sent: Tensor, label: str) -> Pending[Tensor]:
@@ -69,7 +73,7 @@ class Processes(Group):
         return self._collective(
             into,
             label,
-            lambda: dist.reduce_scatter_tensor(into, sent, group=self._group, async_op=True),
+            lambda: _reduce_scatter(into, sent.view(-1), group=self._group, async_op=True),
         )
 
     def _all_to_all(
