@@ -6,6 +6,7 @@ One long sequence sharded over several devices, with exact attention across them
 
 from .attention import context_parallel_attention
 from .comm import Grid, Group, Traffic
+from .context import context_parallel, context_parallel_unshard
 from .faults import RankError
 from .layout import local_positions, shard, unshard
 from .local import LocalError, run_local
@@ -27,7 +28,9 @@ __all__ = [
     "RankError",
     "SlidingWindow",
     "Traffic",
+    "context_parallel",
     "context_parallel_attention",
+    "context_parallel_unshard",
     "init",
     "local_positions",
     "reference_attention",
