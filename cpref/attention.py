@@ -106,7 +106,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, strategy: ModuleType, job: Job, group: Group | Grid):
-        part, saved = strategy.forward(q, k, v, job, group)
+        with resolve(group).naming_failures("attention forward"):
+            part, saved = strategy.forward(q, k, v, job, group)
         ctx.save_for_backward(*saved)
         ctx.strategy, ctx.job, ctx.group = strategy, job, group
         if not job.return_lse:
@@ -117,9 +118,10 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_lse):
         saved = Saved(*ctx.saved_tensors)
-        grads = ctx.strategy.backward(
-            grad_out, grad_lse if ctx.job.return_lse else None, saved, ctx.job, ctx.group
-        )
+        if not ctx.job.return_lse:
+            grad_lse = None
+        with resolve(ctx.group).naming_failures("attention backward"):
+            grads = ctx.strategy.backward(grad_out, grad_lse, saved, ctx.job, ctx.group)
         return *(grad.to(ctx.job.dtype) for grad in grads), None, None, None
 
 

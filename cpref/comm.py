@@ -17,7 +17,8 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, Union
 
@@ -25,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+
+from .agreement import disagreement
 
 T = TypeVar("T")
 GroupLike = Union["Group", "Grid", ProcessGroup, DeviceMesh, None]
@@ -194,6 +197,19 @@ class Group(ABC):
     def _exchange(self, words: Tensor, label: str) -> Tensor:
         """(P, n) int64 on the CPU, from everyone's (n,). Not counted as traffic."""
 
+    @contextmanager
+    def naming_failures(self, step: str) -> Iterator[None]:
+        """Let the other ranks, which will wait in vain, know that it was this one that failed."""
+        try:
+            yield
+        except Exception as error:
+            self._report(error, step)
+            raise
+
+    @abstractmethod
+    def _report(self, error: Exception, step: str) -> None:
+        """Tell the other ranks of an error of this rank's own."""
+
     # -- agreeing before anything moves -----------------------------------------------------------
 
     def agree(self, call: str, check: Callable[[], tuple[dict[str, object], T]]) -> T:
@@ -226,37 +242,7 @@ class Group(ABC):
         longest = int(heads[:, 1].max())
         words = torch.tensor(list(content.ljust(longest)), dtype=torch.int64)
         texts = [bytes(row.tolist()).decode() for row in self._exchange(words, label)]
-        raise _disagreement([json.loads(text) for text in texts])
-
-
-def _disagreement(said: list[list]) -> Exception:
-    """The one error, the same on every rank, for what the ranks said to each other."""
-    calls = [each[0] for each in said]
-    if len(set(calls)) > 1:
-        return ValueError(f"ranks call different functions: {_by_rank(calls)}")
-    problems = {rank: each for rank, each in enumerate(said) if len(each) == 3}
-    if problems:
-        rank, (_, kind, message) = next(iter(problems.items()))
-        also = "" if len(problems) == 1 else f" (and {len(problems) - 1} more ranks)"
-        errors = {"TypeError": TypeError, "IndexError": IndexError}
-        return errors.get(kind, ValueError)(f"on rank {rank}{also}: {message}")
-    terms = [each[1] for each in said]
-    names = [name for name in terms[0] if len({each.get(name) for each in terms}) > 1]
-    differences = "; ".join(
-        f"{name} is {_by_rank([each.get(name) for each in terms])}" for name in names
-    )
-    return ValueError(f"{calls[0]}: ranks disagree: {differences}; it must be equal on all ranks")
-
-
-def _by_rank(values: Sequence[str]) -> str:
-    """'float32 on ranks 0, 2, float64 on rank 1'."""
-    ranks: dict[str, list[str]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(rank))
-    return ", ".join(
-        f"{value} on rank{'s' if len(who) > 1 else ''} {', '.join(who)}"
-        for value, who in ranks.items()
-    )
+        raise disagreement([json.loads(text) for text in texts])
 
 
 # -- flat buffers ---------------------------------------------------------------------------------

@@ -173,6 +173,9 @@ class LocalGroup(Group):
     def _exchange(self, words: Tensor, label: str) -> Tensor:
         return self._all_gather(words.new_empty(self.size, *words.shape), words, label).wait()
 
+    def _report(self, error: Exception, step: str) -> None:
+        return  # why: the thread ends with the error, and that ends the others
+
     def _turn(self, move: str) -> str:
         self._moves[move] += 1
         return f"{self._members} {move} {self._moves[move]}"

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .comm import Grid, Group, GroupLike, Pending
-from .faults import announce, explain
+from .faults import RankError, announce, explain, report
 
 # why: from torch 2.13 on these two have new names, and the old ones warn
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -100,6 +100,10 @@ class Processes(Group):
             return
         super()._compare(call, text)
         self._compared.add((call, text))
+
+    def _report(self, error: Exception, step: str) -> None:
+        if not isinstance(error, RankError):
+            report(error, step)
 
     def _collective(
         self, into: Tensor, label: str, post: Callable[[], dist.Work]
