@@ -1,0 +1,131 @@
+"""Which cases? Every option of attention against every other.
+
+The product of all options has tens of thousands of cases. Faults hardly ever need more than two
+options to show (this strategy under that mask), so `covering` picks a few dozen cases in which
+every pair of values occurs; `product` gives them all.
+
+Source: Cohen et al. 1997, The AETG System (IEEE TSE 23-7), for the greedy choice.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import ACCUMULATE, STRATEGIES
+from .exactness import Case
+from .layout import LAYOUTS
+from .mask import Causal, Documents, Full, Mask, MaskMod, SlidingWindow
+
+Choice = dict[str, object]
+
+_ROWS = 2048  # query rows of a half precision case: enough to compare two errors of rounding
+
+
+def every_third(q_index: Tensor, kv_index: Tensor) -> Tensor:
+    """A mask_mod without structure: a third of the keys is hidden, a fourth of the rows blind."""
+    return (kv_index % 3 != 0) & (q_index % 4 != 1)
+
+
+def document_lengths(seq_len: int) -> tuple[int, ...]:
+    """Documents that add up to seq_len: short ones, a single token, and one of several shards."""
+    lengths: list[int] = []
+    for length in itertools.cycle((5, 3, 9, 1, 120)):
+        if sum(lengths) == seq_len:
+            return tuple(lengths)
+        lengths.append(min(length, seq_len - sum(lengths)))
+
+
+# For a global length of q: the mask, and the global length of k, v where it is another.
+MASKS: dict[str, Callable[[int], tuple[Mask, int | None]]] = {
+    "full": lambda seq_len: (Full(), None),
+    "causal": lambda seq_len: (Causal(), None),
+    "window": lambda seq_len: (SlidingWindow(max(1, seq_len // 5)), None),
+    "documents": lambda seq_len: (Documents(document_lengths(seq_len)), None),
+    "full documents": lambda seq_len: (Documents(document_lengths(seq_len), Full()), None),
+    "mask_mod": lambda seq_len: (MaskMod(every_third), None),
+    "full, more keys": lambda seq_len: (Full(), 2 * seq_len + 1),
+    "mask_mod, fewer keys": lambda seq_len: (MaskMod(every_third), seq_len // 2 + 3),
+}
+
+OPTIONS: dict[str, Sequence] = {
+    "strategy": tuple(STRATEGIES),
+    "layout": LAYOUTS,
+    "mask": tuple(MASKS),
+    "dtype": (torch.float32, torch.bfloat16, torch.float64, torch.float16),
+    "heads_per_kv_head": (1, 2, 4),
+    "seq_len": (64, 7, 257, 1),
+    "v_head_dim": (None, 24),
+    "accumulate": ACCUMULATE,
+    "overlap": (True, False),
+}
+
+
+def case(choice: Mapping[str, object], ranks: int) -> Case:
+    """The case of a choice from `OPTIONS`, with as few heads as all strategies can share."""
+    fixed = {name: choice[name] for name in choice if name not in ("mask", "heads_per_kv_head")}
+    mask, kv_seq_len = MASKS[choice["mask"]](choice["seq_len"])
+    heads = math.lcm(ranks, choice["heads_per_kv_head"])
+    half = choice["dtype"] in (torch.bfloat16, torch.float16)
+    return Case(
+        **fixed,
+        mask=mask,
+        kv_seq_len=kv_seq_len,
+        heads=heads,
+        kv_heads=heads // choice["heads_per_kv_head"],
+        batch=max(2, math.ceil(_ROWS / heads / choice["seq_len"]) if half else 0),
+        neighbours=next((n for n in range(2, ranks + 1) if ranks % n == 0), 1),
+    )
+
+
+def product(options: Mapping[str, Sequence]) -> Iterator[Choice]:
+    """Every choice of one value for each option."""
+    for values in itertools.product(*options.values()):
+        yield dict(zip(options, values, strict=True))
+
+
+def pairs(choice: Choice) -> set[tuple]:
+    """Every two values that occur together in a choice, with the names of their options."""
+    return set(itertools.combinations(choice.items(), 2))
+
+
+def covering(options: Mapping[str, Sequence]) -> list[Choice]:
+    """A few choices in which every pair of values of two options occurs; always the same ones.
+
+    Each choice starts from a pair that is still missing, and takes for every other option the value
+    that adds the most missing pairs, of several the one used least so far.
+    """
+    missing = {
+        ((a, x), (b, y)): None  # why: a dict, since the order of a set may differ between runs
+        for a, b in itertools.combinations(options, 2)
+        for x in options[a]
+        for y in options[b]
+    }
+    chosen: list[Choice] = []
+    while missing:
+        choice: Choice = dict(next(iter(missing)))
+        for name in options:
+            if name not in choice:
+                choice[name] = max(
+                    options[name],
+                    key=lambda value: (
+                        _added(choice, name, value, options, missing),
+                        -sum(value == earlier[name] for earlier in chosen),
+                    ),
+                )
+        choice = {name: choice[name] for name in options}
+        for pair in pairs(choice):
+            missing.pop(pair, None)
+        chosen.append(choice)
+    return chosen
+
+
+def _added(choice: Choice, name: str, value: object, options: Mapping, missing: dict) -> int:
+    """How many missing pairs `name=value` would make with what is chosen already."""
+    order = list(options)
+    both = (
+        sorted([(name, value), item], key=lambda x: order.index(x[0])) for item in choice.items()
+    )
+    return sum(tuple(pair) in missing for pair in both)
