@@ -209,8 +209,8 @@ def _plain(problem: Case) -> tuple[float, ...]:
     """What scaled_dot_product_attention gets wrong on one process, in the dtype of the inputs.
 
     At least the error of rounding the exact result once to that dtype: with a few tokens plain
-    attention may happen to hit it, which nothing can be better than. Unequal head dims get
-    zeros appended: without them plain attention would not use its flash kernel but one that computes in
+    attention may happen to hit it, which nothing can be better than. Unequal head dims get zeros
+    appended: without them plain attention would not use its flash kernel but one that computes in
     float32 throughout, and the comparison would be one of kernels.
     """
     given, judged = inputs(problem), exact(problem)

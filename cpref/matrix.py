@@ -64,10 +64,12 @@ OPTIONS: dict[str, Sequence] = {
 
 
 def case(choice: Mapping[str, object], ranks: int) -> Case:
-    """The case of a choice from `OPTIONS`, with as few heads as all strategies can share."""
+    """The case of a choice from `OPTIONS`, with as few heads as its strategy can share."""
     fixed = {name: choice[name] for name in choice if name not in ("mask", "heads_per_kv_head")}
     mask, kv_seq_len = MASKS[choice["mask"]](choice["seq_len"])
-    heads = math.lcm(ranks, choice["heads_per_kv_head"])
+    neighbours = next((n for n in range(2, ranks + 1) if ranks % n == 0), 1)
+    sharing = {"ulysses": ranks, "hybrid": neighbours}.get(choice["strategy"], 2)
+    heads = math.lcm(sharing, choice["heads_per_kv_head"])
     half = choice["dtype"] in (torch.bfloat16, torch.float16)
     return Case(
         **fixed,
@@ -76,7 +78,7 @@ def case(choice: Mapping[str, object], ranks: int) -> Case:
         heads=heads,
         kv_heads=heads // choice["heads_per_kv_head"],
         batch=max(2, math.ceil(_ROWS / heads / choice["seq_len"]) if half else 0),
-        neighbours=next((n for n in range(2, ranks + 1) if ranks % n == 0), 1),
+        neighbours=neighbours,
     )
 
 

@@ -1,0 +1,48 @@
+"""Options, marks, and the worlds of ranks that tests run on."""
+
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+import cpref
+
+from .distributed.ranks import Worlds
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the full product of the exactness matrix")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "distributed: starts processes as ranks")
+    config.addinivalue_line("markers", "slow: takes more than about two seconds")
+    config.addinivalue_line("markers", "full: part of the full product, run with --full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="the full product runs with --full"))
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Worlds]:
+    """processes(P)(fn, *args): fn(group, *args) on P real ranks that stay for the session."""
+    worlds = Worlds()
+    yield worlds
+    worlds.close()
+    left = [p for p in psutil.Process().children(recursive=True) if "rank" in p.name()]
+    assert not left
+
+
+@pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.distributed)])
+def world(request: pytest.FixtureRequest) -> Callable[..., list]:
+    """world(fn, P, *args): fn(group, *args) on P ranks, once threads and once real processes."""
+    if request.param == "threads":
+        return cpref.run_local
+    worlds = request.getfixturevalue("processes")
+    return lambda fn, ranks, *args: worlds(ranks)(fn, *args)

@@ -1,0 +1,126 @@
+"""Worlds of real ranks that stay: started once for each number of ranks, then handed functions.
+
+Starting a process and importing torch takes seconds, a test milliseconds. So the processes of a
+world are forked from one that has imported torch already, join a gloo group as torchrun would have
+them join it, and then run function after function.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+import cpref
+from cpref.comm import resolve
+
+T = TypeVar("T")
+
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["cpref.exactness", "pytest", "hypothesis"])
+
+
+class RankEnded(Exception):
+    """The process of a rank has ended, with `exit code`."""
+
+
+class Ranks:
+    """A world of `size` ranks. Called with fn and args it runs fn(group, *args) on each.
+
+    fn: a function of a module, so that it can be sent by its name. timeout: of moves, in seconds.
+    """
+
+    def __init__(self, size: int, timeout: float = 60):
+        self.size, self.usable = size, True
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = _context.Pipe()
+            world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
+            process = _context.Process(
+                target=_live, args=(theirs, world, self._store.port, timeout), daemon=True
+            )
+            process.start()
+            theirs.close()  # why: so that the pipe ends with its process
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def __call__(self, fn: Callable[..., T], *args: object) -> list[T]:
+        """Each rank's result; raises what the first failing rank raised."""
+        outcomes = self.outcomes(fn, *args)
+        for rank, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                outcome.add_note(f"raised on rank {rank} of {self.size}")
+                raise outcome
+        return outcomes
+
+    def outcomes(
+        self, fn: Callable[..., T], *args: object, limit: float = 120
+    ) -> list[T | Exception]:
+        """Each rank's result, or what it raised, or `RankEnded`. TimeoutError after `limit` s."""
+        self.start(fn, *args)
+        return self.collect(limit)
+
+    def start(self, fn: Callable, *args: object) -> None:
+        for pipe in self._pipes:
+            pipe.send((fn, args))
+
+    def collect(self, limit: float = 120) -> list:
+        deadline = time.monotonic() + limit
+        outcomes = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(max(0, deadline - time.monotonic())):
+                self.close()
+                raise TimeoutError(f"rank {rank} of {self.size} has not answered in {limit} s")
+            try:
+                outcomes.append(pipe.recv())
+            except EOFError:
+                self.usable = False
+                self.processes[rank].join()
+                outcomes.append(RankEnded(self.processes[rank].exitcode))
+        return outcomes
+
+    def close(self) -> None:
+        """End all ranks, also the ones that are stopped or stuck."""
+        self.usable = False
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+
+class Worlds:
+    """One world for each number of ranks, started when it is first asked for."""
+
+    def __init__(self):
+        self._worlds: dict[int, Ranks] = {}
+
+    def __call__(self, size: int) -> Ranks:
+        if size not in self._worlds or not self._worlds[size].usable:
+            self._worlds[size] = Ranks(size)
+        return self._worlds[size]
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+
+def _live(orders: Connection, world: dict[str, int], port: int, timeout: float) -> None:
+    os.environ.update({name: str(value) for name, value in world.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    # why: as under torchrun, the store lives outside the ranks and survives them
+    os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+    torch.set_num_threads(1)
+    cpref.init(timeout=timeout)
+    while True:
+        fn, args = orders.recv()
+        try:
+            outcome = fn(resolve(None), *args)
+        except Exception as error:  # why: the test decides what it means
+            outcome = error
+        orders.send(outcome)
