@@ -1,6 +1,5 @@
 """Options, marks, and the worlds of ranks that tests run on."""
 
-import sys
 from collections.abc import Callable, Iterator
 
 import psutil

@@ -1,13 +1,10 @@
 """The matrix: every strategy, layout, mask, dtype, number of heads and length against the judge."""
 
-import itertools
 
 import pytest
-import torch
 
-import cpref
 from cpref import matrix
-from cpref.exactness import Case, bounds, errors, relative_error
+from cpref.exactness import Case, bounds, errors
 
 RANKS = (1, 2, 3, 4, 5, 8)
 CHOICES = matrix.covering(matrix.OPTIONS)
