@@ -1,0 +1,58 @@
+# Everything that is made or written stays below this folder: most of it in .venv.
+PYTHON ?= python3
+# TORCH=system uses the torch that $(PYTHON) already has, such as the one of a GPU image.
+TORCH ?= pinned
+
+run := .venv/bin/python
+home := $(CURDIR)/.venv/home
+export JUPYTER_CONFIG_DIR := $(home)/jupyter
+export JUPYTER_DATA_DIR := $(home)/jupyter/data
+export JUPYTER_RUNTIME_DIR := $(home)/jupyter/runtime
+export IPYTHONDIR := $(home)/ipython
+export MPLCONFIGDIR := $(home)/matplotlib
+export PIP_NO_CACHE_DIR := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export JUPYTER_PLATFORM_DIRS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab demo test test-quick test-full test-notebooks lint format notebooks clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
+
+setup: ## create .venv with the project and its pinned dependencies
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' sh .ci/setup
+
+lab: setup ## open the lessons in JupyterLab
+	@$(run) -m cpref lab
+
+demo: setup ## train on a long document with several ranks, and compare with one
+	@$(run) -m cpref demo
+
+test: setup ## run all tests: units, real ranks, notebooks
+	$(run) -m pytest
+	@$(MAKE) --no-print-directory test-notebooks
+
+test-quick: setup ## run the tests that take less than a minute
+	$(run) -m pytest -q -m "not distributed and not slow"
+
+test-full: setup ## run the full product of strategies, layouts, masks, dtypes and lengths
+	$(run) -m pytest --full
+
+test-notebooks: setup ## execute every notebook and compare with its stored outputs
+	$(run) -m pytest -q -p no:cacheprovider --nbval --nbval-cell-timeout=120 \
+		--nbval-sanitize-with tests/nbval_sanitize.cfg notebooks/*.ipynb
+
+lint: setup ## check style and format
+	$(run) -m ruff check .
+	$(run) -m ruff format --check .
+
+format: setup ## mend style and format
+	$(run) -m ruff check --fix .
+	$(run) -m ruff format .
+
+notebooks: setup ## execute the notebooks and store them with their outputs
+	$(run) -m cpref.classroom.store notebooks/*.ipynb
+
+clean: ## remove what was made, .venv included
+	rm -rf .venv out build *.egg-info .pytest_cache .ruff_cache .hypothesis

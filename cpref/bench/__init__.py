@@ -1,0 +1,1 @@
+"""`cpref bench`: sharded attention beside the alternatives, timed in one run."""

@@ -1,0 +1,104 @@
+"""Peak memory and sent bytes of any code, counted below it: where torch dispatches its operations.
+
+Works for other people's code as well as for ours, since it sees every tensor that comes into being
+and every communication call. What it counts is what was asked for, not what an allocator rounds it
+up to.
+"""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class PeakMemory(TorchDispatchMode):
+    """`with PeakMemory() as peak:` then peak.peak_bytes and peak.sent_bytes of what ran inside.
+
+    peak_bytes: the most bytes alive at once in storages that came into being inside; those
+    from before do not count. A storage is counted once, however many views it has.
+    sent_bytes: payload that this rank handed to torch.distributed, in the counting of
+    `cpref.comm.Traffic`: what goes to other ranks, for each of them.
+    Only the operations of the thread that entered it are seen, with the backward it runs itself.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.peak_bytes = self.live_bytes = self.sent_bytes = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._see(tensor.untyped_storage(), counted=False)
+        operation = func.__name__.partition(".")[0]
+        if func.namespace == "c10d":
+            self.sent_bytes += _sent(operation, args)
+        elif func.namespace == "_c10d_functional":
+            self.sent_bytes += _sent_functional(operation, args)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self._see(tensor.untyped_storage(), counted=True)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage, *, counted: bool) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes() if counted else 0
+        self._known.add(key)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live_bytes -= size
+
+
+def _sent(operation: str, args: tuple) -> int:
+    """Bytes that one communication call hands over for other ranks. Receiving sends nothing."""
+    group = next(dist.ProcessGroup.unbox(x) for x in args if isinstance(x, torch.ScriptObject))
+    others = group.size() - 1
+    if operation == "send":
+        return sum(_bytes(x) for x in args[0])
+    if operation == "_allgather_base_":
+        return others * _bytes(args[1])
+    if operation == "allgather_":
+        return others * sum(_bytes(x) for x in args[1])
+    if operation == "_reduce_scatter_base_":
+        return others * _bytes(args[0])
+    if operation == "alltoall_base_":
+        sent, splits = args[1], args[4]
+        rows = sent.shape[0]
+        to_itself = splits[group.rank()] if splits else rows // group.size()
+        return _bytes(sent) * (rows - to_itself) // max(rows, 1)
+    if operation == "alltoall_":
+        return sum(_bytes(x) for rank, x in enumerate(args[1]) if rank != group.rank())
+    if operation in ("recv_", "barrier"):
+        return 0
+    raise NotImplementedError(f"PeakMemory does not know what c10d.{operation} sends")
+
+
+def _sent_functional(operation: str, args: tuple) -> int:
+    """The same for the functional collectives, which torch uses in its own parallelisms."""
+    if operation == "all_to_all_single":
+        sent, _, splits, name = args
+        group = dist.distributed_c10d._resolve_process_group(name)
+        rows = sent.shape[0]
+        to_itself = splits[group.rank()] if splits else rows // group.size()
+        return _bytes(sent) * (rows - to_itself) // max(rows, 1)
+    if operation in ("all_gather_into_tensor", "all_gather_single"):
+        return (args[1] - 1) * _bytes(args[0])
+    if operation in ("reduce_scatter_tensor", "reduce_scatter_single"):
+        return (args[2] - 1) * _bytes(args[0]) // args[2]
+    if operation in ("wait_tensor", "_wrap_tensor_autograd"):
+        return 0
+    raise NotImplementedError(f"PeakMemory does not know what functional {operation} sends")
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
