@@ -1,8 +1,9 @@
 """The next-token loss of a sequence that is sharded.
 
-Two things go wrong easily. The label of a shard's last token is the first token of another shard: so
-labels are shifted before anything is sharded. And ranks hold different numbers of supervised tokens:
-so the loss is the sum over all ranks divided by the count over all ranks, not a mean of means.
+Two things go wrong easily. The label of a shard's last token is the first token of another shard:
+so labels are shifted before anything is sharded. And ranks hold different numbers of supervised
+tokens: so the loss is the sum over all ranks divided by the count over all ranks, not a mean of
+means.
 """
 
 import torch
@@ -30,8 +31,8 @@ def next_token_loss(
     """The mean cross entropy over all supervised tokens of all ranks; the same value on each.
 
     logits: (B, S_local, vocab); labels: (B, S_local) int64, shifted; those equal to `ignore_index`
-    are not supervised. Computed in float32 (float64 for float64), a scalar. With no supervised token
-    anywhere it is 0.
+    are not supervised. Computed in float32 (float64 for float64), a scalar. With no supervised
+    token anywhere it is 0.
 
     Every rank calls backward, also one without a supervised token. The gradient is that of this
     rank's share, its own sum over the global count: so the gradients of parameters have to be

@@ -52,18 +52,22 @@ class Config:
 
 
 class Decoder(nn.Module):
-    """tokens (B, S_local) and their global positions to logits (B, S_local, vocab)."""
+    """tokens (B, S_local) and their global positions to logits (B, S_local, vocab).
 
-    def __init__(self, config: Config):
+    The weights follow from `seed` alone, so that ranks have the same ones without sending any.
+    """
+
+    def __init__(self, config: Config, seed: int = 0):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
+        draw = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.02, generator=draw)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention = causal_attention

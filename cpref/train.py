@@ -55,7 +55,7 @@ def train(
     Raises what `sequences` and `context_parallel_attention` raise.
     """
     comm = resolve(group)
-    model = fresh_model(config or Config(), seed, dtype, device)
+    model = Decoder(config or Config(), seed).to(device=device, dtype=dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     attention = sharded_attention(comm, strategy, layout, seq_len)
     batches = sequences(tokens, seq_len, batch=batch, seed=seed)
@@ -68,15 +68,6 @@ def train(
         optimizer.step()
         value = loss.item()
         yield Step(number, value, batch * seq_len / (time.perf_counter() - start))
-
-
-def fresh_model(
-    config: Config, seed: int, dtype: torch.dtype, device: torch.device | str
-) -> Decoder:
-    """A `Decoder` with the weights of `seed`: the same on every rank, whatever was drawn before."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Decoder(config).to(device=device, dtype=dtype)
 
 
 def sharded_attention(group: Group, strategy: str, layout: str, seq_len: int) -> Attention:
