@@ -14,12 +14,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full product of the exactness matrix")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "distributed: starts processes as ranks")
-    config.addinivalue_line("markers", "slow: takes more than about two seconds")
-    config.addinivalue_line("markers", "full: part of the full product, run with --full")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return

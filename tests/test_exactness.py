@@ -1,6 +1,5 @@
 """The matrix: every strategy, layout, mask, dtype, number of heads and length against the judge."""
 
-
 import pytest
 
 from cpref import matrix

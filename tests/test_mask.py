@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from cpref import Causal, Documents, Full, MaskMod, SlidingWindow
 from cpref.mask import as_mask
 
-inners = st.one_of(
-    st.just(Causal()), st.just(Full()), st.builds(SlidingWindow, st.integers(1, 12))
-)
+inners = st.one_of(st.just(Causal()), st.just(Full()), st.builds(SlidingWindow, st.integers(1, 12)))
 documents = st.builds(Documents, st.lists(st.integers(1, 9), min_size=1, max_size=8), inners)
 
 
@@ -117,7 +115,7 @@ def test_what_is_no_mask_is_refused(what):
 
 
 def test_a_mask_mod_of_flex_attention_is_told_how_to_drop_batch_and_head():
-    with pytest.raises(TypeError, match="takes .q_index, kv_index. and nothing else"):
+    with pytest.raises(TypeError, match=r"takes \(q_index, kv_index\) and nothing else"):
         as_mask(lambda batch, head, q, kv: q >= kv)
 
 
