@@ -5,6 +5,7 @@ One long sequence sharded over several devices, with exact attention across them
 """
 
 from .attention import context_parallel_attention
+from .classroom.rank import keep
 from .comm import Grid, Group, Traffic
 from .context import context_parallel, context_parallel_unshard
 from .faults import RankError
@@ -32,6 +33,8 @@ __all__ = [
     "context_parallel_attention",
     "context_parallel_unshard",
     "init",
+    "keep",
+    "load_ipython_extension",
     "local_positions",
     "reference_attention",
     "run_local",
@@ -39,3 +42,10 @@ __all__ = [
     "shutdown",
     "unshard",
 ]
+
+
+def load_ipython_extension(ipython) -> None:
+    """`%load_ext cpref`: the cell magic `%%torchrun`."""
+    from .classroom.torchrun import load_ipython_extension as load
+
+    load(ipython)

@@ -1,0 +1,190 @@
+"""`cpref doctor`: what this machine has, what would not work, and how to mend it."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from .launch import RanksFailed, launch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. remedy: what to do, when it is not ok."""
+
+    name: str
+    value: str
+    ok: bool = True
+    remedy: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything, the slow ones last."""
+    looks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python,
+        _torch,
+        _accelerators,
+        _machine,
+        _network,
+        _jupyter,
+        _pins,
+        _ranks,
+    )
+    for look in looks:
+        yield from look()
+
+
+def _python() -> Iterator[Finding]:
+    found = platform.python_version()
+    enough = sys.version_info >= (3, 11)
+    yield Finding("Python", f"{found} ({sys.executable})", enough, "install Python 3.11 or newer")
+
+
+def _torch() -> Iterator[Finding]:
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    yield Finding("torch", torch.__version__, release >= (2, 9), "pip install 'torch>=2.9'")
+    if not dist.is_available():
+        yield Finding("torch.distributed", "missing", False, "install a torch built with it")
+        return
+    backends = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
+    has = [name for name, available in backends.items() if available]
+    yield Finding("backends", ", ".join(has), backends["gloo"], "install a torch built with gloo")
+
+
+def _accelerators() -> Iterator[Finding]:
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        yield Finding("accelerators", "none: ranks run on the processor, over gloo")
+        return
+    count = torch.accelerator.device_count()
+    names = {torch.get_device_module(kind).get_device_name(i) for i in range(count)}
+    yield Finding("accelerators", f"{count} x {', '.join(sorted(names))}")
+    if shutil.which("nvidia-smi"):
+        shown = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=30
+        )
+        if shown.returncode == 0:
+            yield Finding("links", "\n" + shown.stdout.rstrip())
+
+
+def _machine() -> Iterator[Finding]:
+    usable = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
+    cores = usable or os.cpu_count() or 1
+    yield Finding("cores", str(cores), cores >= 2, "one core works, but ranks take turns on it")
+    free = psutil.virtual_memory().available / 2**30
+    yield Finding("free memory", f"{free:.1f} GiB", free > 2, "close programs: lessons want 2 GiB")
+    if Path("/dev/shm").exists():
+        shared = shutil.disk_usage("/dev/shm").free / 2**20
+        remedy = "give the container more: docker run --shm-size=1g"
+        yield Finding("/dev/shm", f"{shared:.0f} MiB free", shared > 60, remedy)
+
+
+def _network() -> Iterator[Finding]:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+        yield Finding("host name", f"{name} is {address}")
+    except OSError as error:
+        remedy = f"add '127.0.0.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+        yield Finding("host name", f"{name}: {error}", False, remedy)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield Finding("free port", f"found one on localhost ({server.getsockname()[1]})")
+    except OSError as error:
+        yield Finding("free port", str(error), False, "allow this user to listen on localhost")
+
+
+def _jupyter() -> Iterator[Finding]:
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+    except ImportError:
+        yield Finding("Jupyter", "not installed", False, "pip install 'cpref[lab]', or make setup")
+        return
+    try:
+        kernel = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    except NoSuchKernel:
+        remedy = f"{sys.executable} -m ipykernel install --sys-prefix"
+        yield Finding("Jupyter kernel", "no kernel 'python3'", False, remedy)
+        return
+    same = not os.path.isabs(kernel) or os.path.samefile(kernel, sys.executable)
+    remedy = f"{sys.executable} -m ipykernel install --sys-prefix"
+    yield Finding("Jupyter kernel", "this Python" if same else kernel, same, remedy)
+
+
+def _pins() -> Iterator[Finding]:
+    path = Path(__file__).parents[2] / "constraints.txt"
+    if not path.exists():
+        return
+    differ = []
+    for line in path.read_text().splitlines():
+        name, _, pinned = line.partition("==")
+        if not pinned or line.startswith("#"):
+            continue
+        try:
+            found = version(name).split("+")[0]
+        except PackageNotFoundError:
+            continue
+        if found != pinned.split(";")[0].strip():
+            differ.append(f"{name} {found} instead of {pinned}")
+    if differ:
+        yield Finding("tested versions", f"differs in {', '.join(differ)}: not tested together")
+    else:
+        yield Finding("tested versions", "all as in constraints.txt")
+
+
+_ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == 2
+dist.destroy_process_group()
+"""
+
+
+def _ranks() -> Iterator[Finding]:
+    remedy = "see the lines above: host name, ports and /dev/shm are the usual causes"
+    try:
+        launch(2, cell=_ALL_REDUCE, timeout=90)
+        yield Finding("two ranks", "started with torchrun, added 1 and 1 over gloo")
+    except RanksFailed as error:
+        yield Finding("two ranks", str(error), False, remedy)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; 0 if all that is needed works, else 1."""
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not args.json:
+            print(f"{'ok ' if finding.ok else 'NOT'}  {finding.name:16} {finding.value}")
+            if not finding.ok:
+                print(f"     {'':16} -> {finding.remedy}")
+    wrong = [finding for finding in findings if not finding.ok]
+    if args.json:
+        print(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in findings]}, indent=2))
+    elif wrong:
+        print(f"{len(wrong)} of {len(findings)} would not work: mend what is marked NOT")
+    else:
+        print("everything that the course needs works here")
+    return 1 if wrong else 0
