@@ -55,8 +55,8 @@ def launch(
     """Run a cell's source, or a module with its arguments, on `ranks` ranks of this machine.
 
     timeout: seconds, start-up included; None waits for ever. on_output: called with (rank, text)
-    as text appears, in pieces of any size. OMP_NUM_THREADS is set, where it is not, so that the ranks
-    share the processor.
+    as text appears, in pieces of any size. OMP_NUM_THREADS is set, where it is not, so that the
+    ranks share the processor.
 
     Raises RanksFailed with the first failing rank's traceback, or with where each rank was when
     time ran out; KeyboardInterrupt as it comes.
