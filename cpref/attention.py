@@ -92,8 +92,11 @@ def context_parallel_attention(
             return_lse=return_lse,
         )
         job.mask.require_lengths(total, kv_total)
-        require_length("q", q.shape[2], job.q, comm.rank, name_of_total="seq_len")
-        require_length("k", k.shape[2], job.kv, comm.rank, name_of_total="kv_seq_len")
+        shape = f"; expected {_EXPECTED}"
+        require_length("q", q.shape[2], job.q, comm.rank, expected=shape)
+        require_length(
+            "k", k.shape[2], job.kv, comm.rank, name_of_total="kv_seq_len", expected=shape
+        )
         return _terms(job, strategy, tensors), (tensors, job, moves)
 
     tensors, job, moves = comm.agree("context_parallel_attention", check)

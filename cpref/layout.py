@@ -171,15 +171,22 @@ def unshard(
 
 
 def require_length(
-    name: str, length: int, placement: Placement, rank: int, *, name_of_total: str = "seq_len"
+    name: str,
+    length: int,
+    placement: Placement,
+    rank: int,
+    *,
+    name_of_total: str = "seq_len",
+    expected: str = "",
 ) -> None:
-    """ValueError unless `length` is what the layout deals to `rank`."""
+    """ValueError unless `length` is what the layout deals to `rank`. expected: how it ends."""
     dealt = placement.length(rank)
     if length != dealt:
         raise ValueError(
             f"{name} has {length} tokens on rank {rank}, but layout={placement.layout!r} deals "
             f"{dealt} of {name_of_total}={placement.seq_len} to it; pass this rank's shard, and "
             f"{name_of_total} where it is not {placement.world_size} times the local length"
+            f"{expected}"
         )
 
 
