@@ -135,14 +135,22 @@ def exact(case: Case) -> Exact:
 @lru_cache(maxsize=4)
 def _exact(problem: Case) -> Exact:
     given = inputs(problem)
-    q, k, v, grad_out = (x.double() for x in (given.q, given.k, given.v, given.grad_out))
-    out, *grads = _with_gradients(
-        lambda q, k, v: reference_attention(q, k, v, mask=problem.mask), q, k, v, grad_out
-    )
-    delta = (grad_out * out).sum(-1, keepdim=True) / math.sqrt(problem.head_dim)
-    mean_k, *_, of_dk = _with_gradients(
-        lambda q, k, v: reference_attention(q, k, v, mask=problem.mask), q, k, k, delta * q
-    )
+    return judge(given.q, given.k, given.v, given.grad_out, mask=problem.mask)
+
+
+def judge(
+    q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, *, mask: Mask, scale: float | None = None
+) -> Exact:
+    """What attention of whole tensors and its gradients are exactly."""
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    q, k, v, grad_out = (x.double() for x in (q, k, v, grad_out))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference_attention(q, k, v, mask=mask, scale=scale)
+
+    out, *grads = _with_gradients(attention, q, k, v, grad_out)
+    delta = scale * (grad_out * out).sum(-1, keepdim=True)
+    mean_k, *_, of_dk = _with_gradients(attention, q, k, k, delta * q)
     subtracted = (out, delta * mean_k, of_dk, grads[2])
     results = (out, *grads)
     sizes = tuple(max(pair, key=torch.norm) for pair in zip(results, subtracted, strict=True))
