@@ -4,6 +4,7 @@
 what the caller holds, so that memory does not grow with the number of tiles.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,8 @@ def attend(
     """
     v_dim = v.shape[-1]
     q, k, v = _one_head_dim(*_in_tile_dtype(job, q, k, v))
-    for tile in tiles:
+    for tile, allowed in _with_masks(tiles, q.device):
         rows, keys = tile.rows, tile.keys
-        allowed = _allowed(tile, q.device)
         out, lse = pick(q, allowed).forward(
             q[:, :, rows], k[:, :, keys], v[:, :, keys], tile.kind == "causal", allowed, job.scale
         )
@@ -105,9 +105,8 @@ def attend_backward(
     )
     # why: p = exp(scores - lse) of a row that sees nothing has to be 0, and lse = -inf makes it nan
     lse = rows.lse.masked_fill(rows.lse == -torch.inf, torch.inf)
-    for tile in tiles:
+    for tile, allowed in _with_masks(tiles, q.device):
         r, keys = tile.rows, tile.keys
-        allowed = _allowed(tile, q.device)
         grads = pick(q, allowed).backward(
             grad_out[:, :, r],
             q[:, :, r],
@@ -124,8 +123,17 @@ def attend_backward(
             total += grad[..., : total.shape[-1]]
 
 
-def _allowed(tile: Tile, device: torch.device) -> Tensor | None:
-    return None if tile.allowed is None else torch.tensor(tile.allowed(), device=device)
+def _with_masks(
+    tiles: tuple[Tile, ...], device: torch.device
+) -> Iterator[tuple[Tile, Tensor | None]]:
+    """Each tile with its mask, if it has one; not the tiles that a mask_mod leaves empty."""
+    for tile in tiles:
+        if tile.allowed is None:
+            yield tile, None
+            continue
+        allowed = tile.allowed()
+        if allowed.any():
+            yield tile, torch.tensor(allowed, device=device)
 
 
 def _in_tile_dtype(job: Job, *tensors: Tensor) -> list[Tensor]:

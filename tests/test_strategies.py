@@ -316,6 +316,18 @@ def test_a_tile_that_the_mask_leaves_empty_is_not_computed(strategy):
     assert calls == expected[strategy]
 
 
+def test_a_tile_that_a_function_leaves_empty_is_not_computed():
+    """Nothing is known of a mask_mod beforehand, but an empty tile needs no kernel."""
+
+    def own_sixteen(q_index, kv_index):
+        return q_index // 16 == kv_index // 16
+
+    def run(group):
+        return kernel_calls(group, "all_gather", "contiguous", own_sixteen, 64)
+
+    assert [calls for calls, _ in cpref.run_local(run, 4)] == [2] * 4
+
+
 @strategies
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 def test_all_ranks_together_compute_what_is_needed(strategy, layout):
