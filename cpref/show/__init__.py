@@ -1,0 +1,1 @@
+"""Pictures: from data to a figure with its alternative text, without state."""

@@ -1,0 +1,95 @@
+"""The figures of the command line and of the lessons, each from data to a `Picture`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..layout import LAYOUTS, place
+from ..mask import Causal
+from .picture import BLUE, ORANGE, PALETTE, Picture, blank
+
+
+def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Picture:
+    """Training losses of one rank and of several, step by step, on top of each other."""
+    figure, axes = blank()
+    steps = range(1, len(alone) + 1)
+    axes.plot(steps, alone, color=ORANGE, linewidth=5, label="1 rank")
+    axes.plot(steps, together, color=BLUE, linewidth=1.5, marker=".", label=f"{ranks} ranks")
+    apart = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
+    axes.set_title(f"{ranks} ranks train like one: losses differ by {apart:.0e} at most")
+    axes.set_xlabel("training step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.legend()
+    alt = (
+        f"Loss against training step for 1 rank and for {ranks} ranks. The two lines cover each "
+        f"other, from {alone[0]:.2f} at the first step to {alone[-1]:.2f} at the last."
+    )
+    return Picture(figure, alt)
+
+
+def saved_activations(alone: int, by_strategy: dict[str, int], ranks: int) -> Picture:
+    """Bytes saved for backward on one rank, and per rank under each strategy."""
+    figure, axes = blank()
+    names = ["1 rank", *(f"{name}\n{ranks} ranks" for name in by_strategy)]
+    sizes = [alone, *by_strategy.values()]
+    colors = [ORANGE, *[BLUE] * len(by_strategy)]
+    bars = axes.bar(names, [size / 2**20 for size in sizes], color=colors)
+    axes.bar_label(bars, fmt="%.1f")
+    most = max(by_strategy.values())
+    axes.set_title(f"Each of {ranks} ranks saves 1/{alone / most:.1f} of what one rank saves")
+    axes.set_ylabel("saved for backward (MiB per rank)")
+    alt = (
+        f"Bars of the memory that one forward saves for backward: {alone / 2**20:.1f} MiB on one "
+        f"rank, at most {most / 2**20:.1f} MiB on each of {ranks} ranks."
+    )
+    return Picture(figure, alt)
+
+
+def layouts(seq_len: int, world_size: int) -> Picture:
+    """Who holds which token under each layout, and how many causal pairs that means for a rank."""
+    figure, (owners, work) = blank(7.2, 3.4, ncols=2, width_ratios=[3, 2])
+    pairs = {name: _causal_pairs(seq_len, world_size, name) for name in LAYOUTS}
+    grid = np.full((len(LAYOUTS), seq_len), -1)
+    for row, name in enumerate(LAYOUTS):
+        placement = place(seq_len, world_size, name)
+        for rank in range(world_size):
+            grid[row, placement.positions(rank)] = rank
+    for row, position in np.ndindex(grid.shape):
+        rank = grid[row, position]
+        owners.broken_barh([(position, 0.94)], (row - 0.4, 0.8), color=PALETTE[rank % len(PALETTE)])
+        if seq_len <= 24:
+            owners.text(position + 0.47, row, rank, ha="center", va="center", fontsize=8)
+    owners.set(xlim=(0, seq_len), ylim=(len(LAYOUTS) - 0.5, -0.5))
+    owners.set_yticks(range(len(LAYOUTS)), LAYOUTS)
+    owners.set_xlabel("position in the sequence")
+    owners.set_title("Colour and number: the rank that holds it", fontsize=10)
+    for row, name in enumerate(LAYOUTS):
+        heights = np.linspace(-0.3, 0.3, world_size)
+        colors = [PALETTE[rank % len(PALETTE)] for rank in range(world_size)]
+        work.barh(row + heights, pairs[name], height=0.55 / world_size, color=colors)
+    work.set(ylim=(len(LAYOUTS) - 0.5, -0.5), yticks=[])
+    work.set_xlabel("causal pairs of each rank")
+    spread = {name: max(p) / max(1, min(p)) for name, p in pairs.items()}
+    figure.suptitle(
+        f"Contiguous gives the last rank {spread['contiguous']:.1f} times the work of the first, "
+        f"zigzag {spread['zigzag']:.1f}"
+    )
+    dealt = "; ".join(
+        f"{name}: rank 0 holds {_shown(place(seq_len, world_size, name).positions(0))}"
+        for name in LAYOUTS
+    )
+    work_said = "; ".join(f"{name} {list(map(int, p))}" for name, p in pairs.items())
+    alt = f"{seq_len} tokens dealt to {world_size} ranks. {dealt}. Causal pairs per rank: {work_said}."
+    return Picture(figure, alt)
+
+
+def _causal_pairs(seq_len: int, world_size: int, layout: str) -> list[int]:
+    """Keys that the queries of each rank see, summed."""
+    placement = place(seq_len, world_size, layout)
+    spans = [Causal().interval(placement.positions(rank), seq_len) for rank in range(world_size)]
+    return [int((last - first).sum()) for first, last in spans]
+
+
+def _shown(positions: np.ndarray) -> str:
+    shown = ", ".join(str(p) for p in positions[:8])
+    return shown + (", ..." if len(positions) > 8 else "")
