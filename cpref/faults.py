@@ -26,6 +26,9 @@ class RankError(RuntimeError):
         super().__init__(message)
         self.rank, self.step = rank, step
 
+    def __reduce__(self):  # why: it is sent between processes, and is not made from its text alone
+        return type(self), (str(self), self.rank, self.step)
+
 
 def announce() -> None:
     """Write into the shared store which process this rank is."""
