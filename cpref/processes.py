@@ -164,12 +164,26 @@ _grids: WeakKeyDictionary[DeviceMesh, Grid] = WeakKeyDictionary()
 def mesh_grid(mesh: DeviceMesh) -> Grid:
     """A two-dimensional mesh as a `Grid`: the first dimension is the ring, the second the rows."""
     if mesh not in _grids:
-        everyone = mesh.mesh.flatten().tolist()
-        whole_world = everyone == list(range(dist.get_world_size()))
-        flat = dist.group.WORLD if whole_world else mesh._flatten().get_group()
+        ranks = _require_table(mesh)
+        flat = dist.group.WORLD
+        if len(ranks) < dist.get_world_size():  # why: ranks outside the mesh do not come along
+            flat = dist.new_group(ranks, use_local_synchronization=True)
         ring, ulysses = mesh.get_group(0), mesh.get_group(1)
         _grids[mesh] = Grid(Processes(flat), Processes(ring), Processes(ulysses))
     return _grids[mesh]
+
+
+def _require_table(mesh: DeviceMesh) -> list[int]:
+    """The ranks of a mesh; ValueError unless they form the table that `Grid` describes."""
+    ranks = mesh.mesh.flatten().tolist()
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"group: rank {dist.get_rank()} of the world is not in it")
+    if ranks != sorted(ranks):  # why: process groups order their ranks so, whatever the mesh does
+        raise ValueError(
+            f"group is a mesh of the ranks {mesh.mesh.tolist()}; they must increase, row after "
+            "row, as init_device_mesh arranges them"
+        )
+    return ranks
 
 
 def init(
