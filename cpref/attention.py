@@ -23,7 +23,6 @@ STRATEGIES: dict[str, ModuleType] = {
 ACCUMULATE = ("fp32", "exact")
 
 
-@torch.compiler.disable
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -102,6 +101,10 @@ def context_parallel_attention(
     tensors, job, moves = comm.agree("context_parallel_attention", check)
     out, lse = _Attention.apply(*tensors, STRATEGIES[strategy], job, moves)
     return (out, lse) if return_lse else out
+
+
+# why: what torch.compiler.disable would set; the decorator itself costs a second at import
+context_parallel_attention._torchdynamo_disable = True
 
 
 class _Attention(torch.autograd.Function):

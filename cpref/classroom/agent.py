@@ -1,11 +1,13 @@
 """torchrun, tied to the process that started it.
 
-`python -m cpref.classroom.agent ARGUMENTS` is `torchrun ARGUMENTS`, but ends, with all ranks, as
-soon as its standard input is closed: when the one who started it is gone, however that happened.
+`python -m cpref.classroom.agent FOLDER ARGUMENTS` is `torchrun ARGUMENTS`, but it ends, with all its
+ranks, as soon as its standard input is closed: when the one who started it is gone, however that
+happened. Then it also removes the folder of temporary files, as its starter would have done.
 """
 
+import contextlib
 import os
-import signal
+import shutil
 import sys
 import threading
 
@@ -13,14 +15,19 @@ import psutil
 from torch.distributed.run import main
 
 
-def _end_with_the_starter() -> None:
+def _end_with_the_starter(folder: str) -> None:
     while os.read(0, 1024):
         pass
-    for process in psutil.Process().children(recursive=True):
-        process.send_signal(signal.SIGKILL)
+    ranks = psutil.Process().children(recursive=True)
+    for process in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(ranks, timeout=5)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    main(sys.argv[1:])
+    folder, *arguments = sys.argv[1:]
+    threading.Thread(target=_end_with_the_starter, args=(folder,), daemon=True).start()
+    main(arguments)

@@ -74,7 +74,7 @@ def launch(
 def _agent(ranks: int, module: list[str], folder: Path) -> Iterator[subprocess.Popen]:
     """torchrun as a child of ours; on leaving, it and all its ranks are gone."""
     command = [
-        *(sys.executable, "-m", "cpref.classroom.agent", "--standalone"),
+        *(sys.executable, "-m", "cpref.classroom.agent", str(folder), "--standalone"),
         *(f"--nproc-per-node={ranks}", f"--log-dir={folder / 'logs'}"),
         *("-m", "cpref.classroom.rank", str(folder), *module),
     ]
@@ -113,13 +113,17 @@ def _pass_on(folder: Path, read: list[int], on_output: Output) -> None:
     """Give to `on_output` what each rank has printed since the last look."""
     for rank, position in enumerate(read):
         path = folder / f"out.{rank}"
-        if path.exists() and path.stat().st_size > position:
-            with open(path, "rb") as out:
-                out.seek(position)
-                new = out.read(1 << 20)
-            new = new[: _whole_characters(new)]
-            read[rank] += len(new)
-            on_output(rank, new.decode(errors="replace"))
+        if not path.exists():
+            continue
+        with open(path, "rb") as out:
+            out.seek(position)
+            while new := out.read(1 << 20):
+                new = new[: _whole_characters(new)]
+                if not new:
+                    break
+                read[rank] += len(new)
+                out.seek(read[rank])
+                on_output(rank, new.decode(errors="replace"))
 
 
 def _whole_characters(new: bytes) -> int:

@@ -79,7 +79,7 @@ def layouts(seq_len: int, world_size: int) -> Picture:
         for name in LAYOUTS
     )
     work_said = "; ".join(f"{name} {list(map(int, p))}" for name, p in pairs.items())
-    alt = f"{seq_len} tokens dealt to {world_size} ranks. {dealt}. Causal pairs per rank: {work_said}."
+    alt = f"{seq_len} tokens on {world_size} ranks. {dealt}. Causal pairs per rank: {work_said}."
     return Picture(figure, alt)
 
 
