@@ -202,18 +202,18 @@ def errors(case: Case, group: GroupLike = None, *, device: torch.device | str = 
     return Errors(*(_ratio(s.item(), n.item()) for s, n in zip(total, sizes, strict=True)))
 
 
-def bounds(case: Case) -> Errors:
-    """What the errors of `case` may be at most."""
+def bounds(case: Case, *, device: torch.device | str = "cpu") -> Errors:
+    """What the errors of `case` may be at most. device: where plain attention is computed."""
     if case.dtype in (torch.float32, torch.float64):
         finer = torch.finfo(case.dtype).eps / torch.finfo(torch.float32).eps
         return Errors(**{name: bound * finer for name, bound in _FLOAT32.items()})
     times = _TIMES_PLAIN[case.accumulate]
     with _one_at_a_time:
-        return Errors(*(times * error for error in _plain(case.problem())))
+        return Errors(*(times * error for error in _plain(case.problem(), str(device))))
 
 
 @lru_cache(maxsize=64)
-def _plain(problem: Case) -> tuple[float, ...]:
+def _plain(problem: Case, device: str) -> tuple[float, ...]:
     """What scaled_dot_product_attention gets wrong on one process, in the dtype of the inputs.
 
     At least the error of rounding the exact result once to that dtype: with a few tokens plain
@@ -225,7 +225,8 @@ def _plain(problem: Case) -> tuple[float, ...]:
     how = {"is_causal": True} if isinstance(problem.mask, Causal) else {}
     if not isinstance(problem.mask, Causal | Full):
         q_index = torch.arange(given.q.shape[2])[:, None]
-        how = {"attn_mask": as_mask(problem.mask).allowed(q_index, torch.arange(given.k.shape[2]))}
+        allowed = as_mask(problem.mask).allowed(q_index, torch.arange(given.k.shape[2]))
+        how = {"attn_mask": allowed.to(device)}
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale, width = 1 / math.sqrt(q.shape[3]), max(q.shape[3], v.shape[3])
@@ -233,7 +234,8 @@ def _plain(problem: Case) -> tuple[float, ...]:
         out = F.scaled_dot_product_attention(q, k, padded, scale=scale, enable_gqa=True, **how)
         return out[..., : v.shape[3]]
 
-    computed = _with_gradients(plain, given.q, given.k, given.v, given.grad_out)
+    tensors = (x.to(device) for x in (given.q, given.k, given.v, given.grad_out))
+    computed = [x.cpu() for x in _with_gradients(plain, *tensors)]
     ours = zip(computed, judged.results, judged.sizes, strict=True)
     return tuple(
         max(relative_error(x, result, size), relative_error(size.to(problem.dtype), size, size))

@@ -88,46 +88,44 @@ def product(options: Mapping[str, Sequence]) -> Iterator[Choice]:
         yield dict(zip(options, values, strict=True))
 
 
-def pairs(choice: Choice) -> set[tuple]:
-    """Every two values that occur together in a choice, with the names of their options."""
-    return set(itertools.combinations(choice.items(), 2))
+def parts(choice: Choice, groups: Sequence[Sequence[str]]) -> set[tuple]:
+    """The values that occur together in a choice, for each group of options."""
+    return {tuple((name, choice[name]) for name in group) for group in groups}
 
 
-def covering(options: Mapping[str, Sequence]) -> list[Choice]:
+def groups_of(options: Mapping[str, Sequence], *together: Sequence[str]) -> list[Sequence[str]]:
+    """The options whose values are to meet: those of each `together`, and every two."""
+    return [*together, *itertools.combinations(options, 2)]
+
+
+def covering(options: Mapping[str, Sequence], *together: Sequence[str]) -> list[Choice]:
     """A few choices in which every pair of values of two options occurs; always the same ones.
 
-    Each choice starts from a pair that is still missing, and takes for every other option the value
-    that adds the most missing pairs, of several the one used least so far.
+    together: options of which not only every pair but every combination is to occur, in their order
+    in `options`. Each choice starts from values that have not met yet, and takes for every other
+    option the value by which most such values meet, of several the one used least so far.
     """
+    groups = groups_of(options, *together)
     missing = {
-        ((a, x), (b, y)): None  # why: a dict, since the order of a set may differ between runs
-        for a, b in itertools.combinations(options, 2)
-        for x in options[a]
-        for y in options[b]
+        part: None  # why: a dict, since the order of a set may differ between runs
+        for group in groups
+        for choice in product({name: options[name] for name in group})
+        for part in parts(choice, [group])
     }
     chosen: list[Choice] = []
     while missing:
         choice: Choice = dict(next(iter(missing)))
         for name in options:
             if name not in choice:
+                met = [g for g in groups if name in g and {*g} <= {*choice, name}]
                 choice[name] = max(
                     options[name],
                     key=lambda value: (
-                        _added(choice, name, value, options, missing),
+                        len(parts({**choice, name: value}, met) & missing.keys()),
                         -sum(value == earlier[name] for earlier in chosen),
                     ),
                 )
-        choice = {name: choice[name] for name in options}
-        for pair in pairs(choice):
-            missing.pop(pair, None)
-        chosen.append(choice)
+        for part in parts(choice, groups):
+            missing.pop(part, None)
+        chosen.append({name: choice[name] for name in options})
     return chosen
-
-
-def _added(choice: Choice, name: str, value: object, options: Mapping, missing: dict) -> int:
-    """How many missing pairs `name=value` would make with what is chosen already."""
-    order = list(options)
-    both = (
-        sorted([(name, value), item], key=lambda x: order.index(x[0])) for item in choice.items()
-    )
-    return sum(tuple(pair) in missing for pair in both)
