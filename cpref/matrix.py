@@ -21,6 +21,7 @@ from .mask import Causal, Documents, Full, Mask, MaskMod, SlidingWindow
 
 Choice = dict[str, object]
 
+_HALF = (torch.bfloat16, torch.float16)
 _ROWS = 2048  # query rows of a half precision case: enough to compare two errors of rounding
 
 
@@ -70,7 +71,7 @@ def case(choice: Mapping[str, object], ranks: int) -> Case:
     neighbours = next((n for n in range(2, ranks + 1) if ranks % n == 0), 1)
     sharing = {"ulysses": ranks, "hybrid": neighbours}.get(choice["strategy"], 2)
     heads = math.lcm(sharing, choice["heads_per_kv_head"])
-    half = choice["dtype"] in (torch.bfloat16, torch.float16)
+    half = choice["dtype"] in _HALF
     return Case(
         **fixed,
         mask=mask,
@@ -86,6 +87,18 @@ def product(options: Mapping[str, Sequence]) -> Iterator[Choice]:
     """Every choice of one value for each option."""
     for values in itertools.product(*options.values()):
         yield dict(zip(options, values, strict=True))
+
+
+def everything(**fixed: object) -> Iterator[Choice]:
+    """The product of `OPTIONS`, or of those that are not fixed, without choices that are twins.
+
+    overlap changes no bit of the result, and nor does accumulate unless the inputs are of half
+    precision.
+    """
+    options = {**OPTIONS, "overlap": (True,), **{name: (value,) for name, value in fixed.items()}}
+    for choice in product(options):
+        if choice["accumulate"] == "fp32" or choice["dtype"] in _HALF:
+            yield choice
 
 
 def parts(choice: Choice, groups: Sequence[Sequence[str]]) -> set[tuple]:

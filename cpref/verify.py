@@ -19,7 +19,7 @@ from .classroom.launch import RanksFailed, launch
 from .classroom.rank import keep
 from .exactness import Case, Errors, bounds, errors
 from .local import run_local
-from .matrix import OPTIONS, case, covering, product
+from .matrix import OPTIONS, case, covering, everything
 from .processes import init
 
 _DEFAULT_RANKS = (1, 2, 3, 4, 5)
@@ -58,7 +58,7 @@ def cases(ranks: int, *, full: bool = False) -> list[Case]:
     Every pair of options, every strategy with every dtype and length; or all of their product.
     """
     if full:
-        return [case(choice, ranks) for choice in product(OPTIONS)]
+        return [case(choice, ranks) for choice in everything()]
     return [case(choice, ranks) for choice in covering(OPTIONS, ("strategy", "dtype", "seq_len"))]
 
 

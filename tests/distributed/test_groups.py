@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import cpref
 from cpref.comm import resolve
 
 from ..sharded import draw, judged, sharded
