@@ -1,6 +1,6 @@
 """torchrun, tied to the process that started it.
 
-`python -m cpref.classroom.agent FOLDER ARGUMENTS` is `torchrun ARGUMENTS`, but it ends, with all its
+`python -m cpref.classroom.agent FOLDER ARGUMENTS` is `torchrun ARGUMENTS`, but ends, with all its
 ranks, as soon as its standard input is closed: when the one who started it is gone, however that
 happened. Then it also removes the folder of temporary files, as its starter would have done.
 """

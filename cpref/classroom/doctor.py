@@ -49,7 +49,8 @@ def examine() -> Iterator[Finding]:
 def _python() -> Iterator[Finding]:
     found = platform.python_version()
     enough = sys.version_info >= (3, 11)
-    yield Finding("Python", f"{found} ({sys.executable})", enough, "install Python 3.11 or newer")
+    where = f"{found}, environment {Path(sys.prefix).name}"
+    yield Finding("Python", where, enough, "install Python 3.11 or newer")
 
 
 def _torch() -> Iterator[Finding]:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.colors import to_rgb
 
 from ..layout import LAYOUTS, place
 from ..mask import Causal
-from .picture import BLUE, ORANGE, PALETTE, Picture, blank
+from .picture import BLACK, BLUE, ORANGE, PALETTE, Picture, blank
 
 
 def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Picture:
@@ -28,7 +29,7 @@ def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Pic
 
 
 def saved_activations(alone: int, by_strategy: dict[str, int], ranks: int) -> Picture:
-    """Bytes saved for backward on one rank, and per rank under each strategy."""
+    """Bytes saved for backward on one rank, and on the rank that saves most under each strategy."""
     figure, axes = blank()
     names = ["1 rank", *(f"{name}\n{ranks} ranks" for name in by_strategy)]
     sizes = [alone, *by_strategy.values()]
@@ -36,7 +37,7 @@ def saved_activations(alone: int, by_strategy: dict[str, int], ranks: int) -> Pi
     bars = axes.bar(names, [size / 2**20 for size in sizes], color=colors)
     axes.bar_label(bars, fmt="%.1f")
     most = max(by_strategy.values())
-    axes.set_title(f"Each of {ranks} ranks saves 1/{alone / most:.1f} of what one rank saves")
+    axes.set_title(f"Each of {ranks} ranks saves at most {most / alone:.0%} of what one rank saves")
     axes.set_ylabel("saved for backward (MiB per rank)")
     alt = (
         f"Bars of the memory that one forward saves for backward: {alone / 2**20:.1f} MiB on one "
@@ -81,6 +82,73 @@ def layouts(seq_len: int, world_size: int) -> Picture:
     work_said = "; ".join(f"{name} {list(map(int, p))}" for name, p in pairs.items())
     alt = f"{seq_len} tokens on {world_size} ranks. {dealt}. Causal pairs per rank: {work_said}."
     return Picture(figure, alt)
+
+
+def attention_matrix(seq_len: int, world_size: int, layout: str) -> Picture:
+    """Which rank computes which (query, key) pair of causal attention, and whose keys it needs."""
+    figure, axes = blank(5.2, 4.4)
+    placement, owner = place(seq_len, world_size, layout), np.empty(seq_len, dtype=int)
+    for rank in range(world_size):
+        owner[placement.positions(rank)] = rank
+    query, key = np.mgrid[:seq_len, :seq_len]
+    seen, own = key <= query, owner[query] == owner[key]
+    colors = np.array([to_rgb(PALETTE[rank % len(PALETTE)]) for rank in range(world_size)])
+    image = colors[owner[query]]
+    image[~own] = 0.45 * image[~own] + 0.55  # paler: the key lives on another rank
+    image[~seen] = 1
+    axes.imshow(image, extent=(-0.5, seq_len - 0.5, seq_len - 0.5, -0.5))
+    for rank in range(world_size):
+        row = placement.positions(rank)
+        if len(row):
+            axes.text(seq_len, row[len(row) // 2], f"rank {rank}", va="center", fontsize=8)
+    away = (seen & ~own).sum() / seen.sum()
+    axes.set_title(f"{away:.0%} of the pairs need a key of another rank", fontsize=11)
+    axes.set_xlabel("key position")
+    axes.set_ylabel("query position (colour: its rank)")
+    alt = (
+        f"Causal attention of {seq_len} tokens on {world_size} ranks, {layout}, as a matrix of "
+        f"queries by keys, each row in the colour of its rank. {away:.0%} of the pairs are pale: "
+        "their key lives on another rank."
+    )
+    return Picture(figure, alt)
+
+
+def balance(seq_len: int, world_size: int) -> Picture:
+    """The causal pairs of each rank under each layout, as a share of an even split."""
+    figure, axes = blank(7.2, 3.0)
+    even = seq_len * (seq_len + 1) / 2 / world_size
+    ranks, said = np.arange(world_size), []
+    for offset, (name, color) in enumerate(zip(LAYOUTS, PALETTE, strict=False)):
+        shares = [pairs / even for pairs in _causal_pairs(seq_len, world_size, name)]
+        axes.bar(ranks + (offset - 1) * 0.27, shares, width=0.25, color=color, label=name)
+        said.append(f"{name} {', '.join(f'{share:.2f}' for share in shares)}")
+    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle="--")
+    first, *_, last = (p / even for p in _causal_pairs(seq_len, world_size, "contiguous"))
+    axes.set_title(
+        f"Contiguous: rank 0 does {first:.2f} of an even share, rank {world_size - 1} {last:.2f}"
+    )
+    axes.set_xlabel("rank")
+    axes.set_xticks(ranks)
+    axes.set_ylabel("causal pairs / even share")
+    axes.legend(ncols=3, loc="upper left")
+    axes.set_ylim(0, last * 1.25)
+    alt = f"Causal pairs of ranks 0 to {world_size - 1}, even share 1: {'; '.join(said)}."
+    return Picture(figure, alt)
+
+
+def learning(curves: dict[str, Sequence[float]], chance: float, title: str) -> Picture:
+    """Losses against training steps, with the loss of guessing."""
+    figure, axes = blank(7.2, 3.0)
+    for (name, losses_of), color in zip(curves.items(), PALETTE, strict=False):
+        axes.plot(range(1, len(losses_of) + 1), losses_of, color=color, linewidth=2, label=name)
+    axes.axhline(chance, color=BLACK, linewidth=0.8, linestyle="--", label="guessing")
+    axes.set_title(title)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("loss (nats)")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    ends = "; ".join(f"{name} ends at {losses_of[-1]:.2f}" for name, losses_of in curves.items())
+    return Picture(figure, f"Loss against training step. Guessing costs {chance:.2f}; {ends}.")
 
 
 def _causal_pairs(seq_len: int, world_size: int, layout: str) -> list[int]:
