@@ -1,4 +1,4 @@
-"""Execute notebooks and store them with their outputs, and nothing else that changes from run to run.
+"""Execute notebooks and store them with their outputs, and with nothing that changes by itself.
 
     python -m cpref.classroom.store notebooks/*.ipynb
 
