@@ -1,7 +1,7 @@
 # Everything that is made or written stays below this folder: most of it in .venv.
 PYTHON ?= python3
 # TORCH=system uses the torch that $(PYTHON) already has, such as the one of a GPU image.
-TORCH ?= pinned
+TORCH ?=
 
 run := .venv/bin/python
 home := $(CURDIR)/.venv/home
@@ -10,9 +10,12 @@ export JUPYTER_DATA_DIR := $(home)/jupyter/data
 export JUPYTER_RUNTIME_DIR := $(home)/jupyter/runtime
 export IPYTHONDIR := $(home)/ipython
 export MPLCONFIGDIR := $(home)/matplotlib
+export XDG_CACHE_HOME := $(home)/cache
 export PIP_NO_CACHE_DIR := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export JUPYTER_PLATFORM_DIRS := 1
+# Kernels and settings of another installation would go before this one's.
+unexport JUPYTER_PATH JUPYTER_CONFIG_PATH
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab demo test test-quick test-full test-notebooks lint format notebooks clean
