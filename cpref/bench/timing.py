@@ -30,13 +30,14 @@ class Problem:
     seq_len: int
     dtype: torch.dtype
     backward: bool = True
+    device: str = "cpu"
 
     def inputs(self, seq_len: int | None = None) -> list[Tensor]:
         """q, k, v, grad_out, whole, the same on every rank."""
         shape = (self.batch, self.heads, seq_len or self.seq_len, self.head_dim)
         draw = torch.Generator().manual_seed(0)
         wide = (torch.randn(shape, generator=draw) for _ in range(4))
-        return [x.to(self.dtype) for x in wide]
+        return [x.to(self.dtype).to(self.device) for x in wide]
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,16 @@ def _timed(contender: Contender, parts: list[Tensor], backward: bool) -> float:
     dist.barrier()
     start = time.perf_counter()
     _once(contender, parts, backward)
-    mine = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    _finish(parts[0].device)
+    mine = torch.tensor([time.perf_counter() - start], dtype=torch.float64)  # on the CPU: gloo
     dist.all_reduce(mine, dist.ReduceOp.MAX)
     return mine.item()
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for what an accelerator has still to do: there a call only queues its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _cost(contender: Contender, parts: list[Tensor], backward: bool) -> tuple[int, int]:
@@ -133,7 +141,8 @@ def _cost(contender: Contender, parts: list[Tensor], backward: bool) -> tuple[in
 
 def _error(contender: Contender, problem: Problem, seq_len: int) -> dict[str, float]:
     inputs = problem.inputs(seq_len)
-    whole = [contender.join(x) for x in _once(contender, _parts(contender, inputs), True)]
+    parts = _once(contender, _parts(contender, inputs), problem.backward)
+    whole = [contender.join(x) for x in parts]
     *leaves, grad_out = (x.double() for x in inputs)
     leaves = [x.requires_grad_() for x in leaves]
     out = reference_attention(*leaves, mask=Causal())

@@ -17,7 +17,7 @@ def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Pic
     axes.plot(steps, alone, color=ORANGE, linewidth=5, label="1 rank")
     axes.plot(steps, together, color=BLUE, linewidth=1.5, marker=".", label=f"{ranks} ranks")
     apart = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
-    axes.set_title(f"{ranks} ranks train like one: losses differ by {apart:.0e} at most")
+    axes.set_title(f"The losses of {ranks} ranks and of one differ by {apart:.0e} at most")
     axes.set_xlabel("training step")
     axes.set_ylabel("loss (nats per token)")
     axes.legend()
@@ -44,6 +44,27 @@ def saved_activations(alone: int, by_strategy: dict[str, int], ranks: int) -> Pi
         f"rank, at most {most / 2**20:.1f} MiB on each of {ranks} ranks."
     )
     return Picture(figure, alt)
+
+
+def ratios(tables: Sequence[dict], ranks: int) -> Picture:
+    """Times of the contenders of a benchmark, as ratios to one process, for each problem."""
+    figure, axes = blank(7.2, 0.8 + 0.28 * sum(len(table["results"]) for table in tables))
+    names, lengths, colors = [], [], []
+    for table, color in zip(tables, PALETTE * len(tables), strict=False):
+        for result in table["results"][1:]:
+            names.append(f"{result['name']}  ({table['seq_len']:,}, {table['dtype']})")
+            lengths.append(result["ratio"])
+            colors.append(color)
+    bars = axes.barh(names, lengths, color=colors)
+    axes.bar_label(bars, fmt="%.2f", padding=2)
+    axes.axvline(1, color=BLACK, linewidth=0.8, linestyle="--")
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    best = min(range(len(names)), key=lengths.__getitem__)
+    axes.set_title(f"Fastest on {ranks} ranks: {names[best].split('  ')[0]}", fontsize=11)
+    axes.set_xlabel("time / time of one process with as many threads (log scale)")
+    shown = "; ".join(f"{n} {x:.2f}" for n, x in zip(names, lengths, strict=True))
+    return Picture(figure, f"Times as ratios to one process: {shown}.")
 
 
 def layouts(seq_len: int, world_size: int) -> Picture:
