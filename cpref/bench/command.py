@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when everything could be measured, 1 when a rank failed. Raises ValueError for bad input."""
+    """0 when all could be measured, 1 when a rank failed. Raises ValueError for bad input."""
     request = _request(args)
     try:
         kept = launch(
@@ -115,8 +115,8 @@ def _print_tables(report: dict) -> None:
             )
     print(
         f"\nratio: median over {request['rounds']} rounds of the time to the first line's in the "
-        "same round; it has as many threads\nas there are ranks. peak: bytes alive at once, of what "
-        "the call itself makes, on rank 0. Errors: relative L2,\nagainst float64, at "
+        "same round, which has as\nmany threads as there are ranks. peak: bytes alive at once, of "
+        "what the call itself makes, on rank 0.\nErrors: relative L2, against float64, at "
         f"{request['error_seq_len']} tokens."
     )
     if report["missing"]:
