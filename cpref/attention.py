@@ -1,7 +1,9 @@
 """Attention over a sequence that is sharded over ranks: the one public call."""
 
 import math
+import sys
 from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
 
 import torch
@@ -23,6 +25,20 @@ STRATEGIES: dict[str, ModuleType] = {
 ACCUMULATE = ("fp32", "exact")
 
 
+def _between_graphs(function: Callable) -> Callable:
+    """torch.compiler.disable, applied at the call: the compiler takes a second to import."""
+
+    @wraps(function)
+    def call(*args, **kwargs):
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        return torch.compiler.disable(function)(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # why: not even this much is to be traced
+    return call
+
+
+@_between_graphs
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -101,10 +117,6 @@ def context_parallel_attention(
     tensors, job, moves = comm.agree("context_parallel_attention", check)
     out, lse = _Attention.apply(*tensors, STRATEGIES[strategy], job, moves)
     return (out, lse) if return_lse else out
-
-
-# why: what torch.compiler.disable would set; the decorator itself costs a second at import
-context_parallel_attention._torchdynamo_disable = True
 
 
 class _Attention(torch.autograd.Function):
