@@ -8,6 +8,7 @@ from .attention import context_parallel_attention
 from .classroom.rank import keep
 from .comm import Grid, Group, Traffic
 from .context import context_parallel, context_parallel_unshard
+from .decode import ShardedCache, generate
 from .faults import RankError
 from .layout import local_positions, shard, unshard
 from .local import LocalError, run_local
@@ -27,11 +28,13 @@ __all__ = [
     "Mask",
     "MaskMod",
     "RankError",
+    "ShardedCache",
     "SlidingWindow",
     "Traffic",
     "context_parallel",
     "context_parallel_attention",
     "context_parallel_unshard",
+    "generate",
     "init",
     "keep",
     "load_ipython_extension",

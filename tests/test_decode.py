@@ -1,0 +1,99 @@
+import pytest
+import torch
+
+import cpref
+from cpref.decode import ShardedCache, generate
+from cpref.model import Config, Decoder
+
+CONFIG = Config(vocab=40, layers=2, width=32, heads=4, kv_heads=2, hidden=48)
+
+
+def model():
+    return Decoder(CONFIG, seed=3).double()
+
+
+def prompt(seq_len, batch=2):
+    return torch.randint(40, (batch, seq_len), generator=torch.Generator().manual_seed(seq_len))
+
+
+def without_cache(tokens, new_tokens):
+    """The plain definition: the whole sequence again for every token."""
+    decoder = model()
+    for _ in range(new_tokens):
+        logits = decoder(tokens, torch.arange(tokens.shape[1]))
+        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
+    return tokens
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize("seq_len", [1, 2, 17, 32])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_generated_tokens_are_those_of_one_rank(ranks, seq_len, layout):
+    expected = without_cache(prompt(seq_len), 8)
+    for tokens in cpref.run_local(
+        lambda group: generate(model(), prompt(seq_len), 8, group=group, layout=layout), ranks
+    ):
+        assert torch.equal(tokens, expected)
+
+
+def cache_bytes(group, new_tokens):
+    cache = ShardedCache(group)
+    generate(model(), prompt(32), new_tokens, group=group, cache=cache)
+    return cache.bytes
+
+
+def test_each_rank_holds_its_share_of_the_cache():
+    (alone,) = cpref.run_local(cache_bytes, 1, 1)
+    assert alone == 2 * 2 * 2 * 2 * 32 * 8 * 8  # k and v, layers, batch, kv_heads, S, D, bytes
+    assert cpref.run_local(cache_bytes, 4, 1) == [alone // 4] * 4
+
+
+def test_new_tokens_are_shared_out_evenly():
+    each = cpref.run_local(cache_bytes, 4, 7)  # six of the seven are attended to again
+    token = 2 * 2 * 2 * 2 * 8 * 8
+    assert sum(each) == (32 + 6) * token
+    assert max(each) - min(each) <= token
+
+
+def test_a_step_sends_a_vector_and_a_number_per_head():
+    def sent(group):
+        cache = ShardedCache(group)
+        generate(model(), prompt(32), 1, group=group, cache=cache)
+        group.traffic.reset()
+        model()(torch.zeros(2, 1, dtype=torch.int64), torch.tensor([32]), cache.step())
+        return group.traffic.bytes
+
+    per_layer = 2 * 4 * (8 + 1) * 8 * 3  # batch, heads, D and the lse, bytes, other ranks
+    assert cpref.run_local(sent, 4) == [2 * per_layer] * 4
+
+
+def test_no_new_token_gives_the_prompt():
+    tokens = cpref.run_local(lambda group: generate(model(), prompt(5), 0, group=group), 2)[0]
+    assert torch.equal(tokens, prompt(5))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "new", "words"),
+    [
+        (torch.zeros(1, 0, dtype=torch.int64), 1, "S at least 1"),
+        (torch.zeros(4, dtype=torch.int64), 1, "must be"),
+        (torch.zeros(1, 4, dtype=torch.int64), -1, "new_tokens is -1"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(tokens, new, words):
+    with pytest.raises(ValueError, match=words):
+        cpref.run_local(lambda group: generate(model(), tokens, new, group=group), 2)
+
+
+def test_a_cache_is_used_in_order():
+    def early(group):
+        ShardedCache(group).step()
+
+    def twice(group):
+        cache = ShardedCache(group)
+        generate(model(), prompt(4), 1, group=group, cache=cache)
+        generate(model(), prompt(4), 1, group=group, cache=cache)
+
+    for fn, words in ((early, "is empty"), (twice, "is not empty")):
+        with pytest.raises(ValueError, match=words):
+            cpref.run_local(fn, 2)
