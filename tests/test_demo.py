@@ -8,6 +8,10 @@ import time
 
 import psutil
 import pytest
+import torch
+
+import cpref
+from cpref.exactness import judge, relative_error
 
 SMALL = ["--ranks", "2", "--seq-len", "96", "--steps", "3"]
 
@@ -27,8 +31,9 @@ def test_the_demo_shows_that_ranks_train_like_one(tmp_path):
     assert names == ["ring", "all_gather", "reduce_scatter", "ulysses"]
     for result in report["results"]:
         assert result["losses"] == pytest.approx(report["losses_of_one_rank"], rel=1e-5)
-        assert result["sent"] == result["formula"]
-        assert result["saved"] < 0.6 * result["saved_alone"]
+        assert result["sent"] == [result["formula"]] * 2
+        assert len(result["saved"]) == 2
+        assert max(result["saved"]) < 0.6 * result["saved_alone"]
     for name in ("losses.png", "saved_activations.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -45,6 +50,7 @@ def test_the_demo_shows_that_ranks_train_like_one(tmp_path):
         (["--seq-len", "1"], "--seq-len is 1"),
         (["--seq-len", "four"], "--seq-len"),
         (["--strategy", "ulysses", "--ranks", "3"], "must divide the model's 4 heads"),
+        (["--out", "/dev/null/results"], "--out is /dev/null/results"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(options, words, tmp_path, capsys, monkeypatch):
@@ -68,7 +74,7 @@ def test_bad_input_is_one_line_and_status_2(options, words, tmp_path, capsys, mo
         ({"errors": {"out": 2e-6, "dq": 0, "dk": 0, "dv": 0}}, "out 2.0e-06"),
         ({"errors": {"out": 0, "dq": 0, "dk": float("nan"), "dv": 0}}, "dk nan"),
         ({"loss_error": 1e-3}, "loss"),
-        ({"sent": 5}, "bytes 5 instead of 4"),
+        ({"sent": [4, 5]}, "bytes [4, 5] instead of 4"),
     ],
 )
 def test_a_number_out_of_its_bound_is_a_miss(changed, words):
@@ -80,12 +86,22 @@ def test_a_number_out_of_its_bound_is_a_miss(changed, words):
         "errors": dict.fromkeys(("out", "dq", "dk", "dv"), 1e-7),
         "loss_error": 0.0,
         "losses": [1.0],
-        **{"sent": 4, "formula": 4, "saved": 1, "saved_alone": 2},
+        **{"sent": [4, 4], "formula": 4, "saved": [1, 1], "saved_alone": 2},
         **{"seconds": 1.0, "seconds_alone": 1.0},
     }
     assert _misses(Measured(**good)) == []
     (miss,) = _misses(Measured(**{**good, **changed}))
     assert miss.startswith(words)
+
+
+def test_what_the_demo_compares_with_is_the_judge():
+    from cpref.demo.job import Plan, _exact, _whole
+
+    plan = Plan(ranks=1, seq_len=65, steps=1, strategy="ring", layout="zigzag", document=None)
+    q, k, v, grad_out = _whole(plan, torch.device("cpu"))
+    judged = judge(q, k, v, grad_out, mask=cpref.Causal())
+    for x, exact in zip(_exact(q, k, v, grad_out), judged.results, strict=True):
+        assert relative_error(x, exact) < 1e-13
 
 
 @pytest.mark.distributed
@@ -98,10 +114,11 @@ def test_an_interrupt_ends_all_ranks(tmp_path):
     os.set_blocking(running.stderr.fileno(), False)
     seen, deadline = b"", time.monotonic() + 90
     while not re.search(rb"loss \d", seen) and time.monotonic() < deadline:
+        assert running.poll() is None, seen.decode()
         seen += running.stderr.read() or b""
         time.sleep(0.1)
     family = psutil.Process(running.pid).children(recursive=True)
-    assert len(family) >= 4
+    assert len(family) >= 4, seen.decode()
     running.send_signal(signal.SIGINT)
     assert running.wait(30) == 130
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 import cpref
 from cpref.data import document, sequences
@@ -22,6 +23,21 @@ def test_training_on_several_ranks_is_training_on_one(strategy, layout):
     for together in cpref.run_local(losses, 4, strategy, layout):
         assert together == pytest.approx(alone, rel=1e-9)
     assert alone[-1] < alone[0]
+
+
+def test_a_group_of_one_rank_is_plain_training():
+    """Written out with torch alone."""
+    model = Decoder(CONFIG).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    plain = []
+    for _, tokens in zip(range(4), sequences(document(), 96), strict=False):
+        logits = model(tokens, torch.arange(96))
+        loss = F.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        plain.append(loss.item())
+    assert cpref.run_local(losses, 1)[0] == pytest.approx(plain, rel=1e-12)
 
 
 def test_training_takes_lengths_that_no_rank_count_divides():

@@ -7,14 +7,17 @@ number of the inputs and a bytes per number of the sums (4; 8 for float64):
     ring             K·e·(P-1)                              K·e·(P-1) + K·a·(P-1)
     all_gather       K·e·(P-1)                              K·e·(P-1) + K·a·(P-1)
     reduce_scatter   (Q·e + B·H·S·a + O·a)·(P-1)            ((Q + O)·e + 2·B·H·L·a + Q·a)·(P-1)
-    ulysses          (Q + K + O)·e·(P-1)/P                  the same
+    ulysses          (Q + K' + O)·e·(P-1)/P                 (O·e + (Q + K')·w)·(P-1)/P
+
+K' is K with each head repeated until P divides their number; w is e where nothing had to be
+repeated, and a where the gradients of copies are still to be summed.
 
 In messages: one for each hop of the ring; for a collective, one to each of the other ranks.
 
-They hold where all blocks travel (no step of the ring is empty) and P divides S, and for ulysses P
-divides Hkv.
+They hold where all blocks travel (no step of the ring is empty) and P divides S.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -103,20 +106,37 @@ def _reduce_scatter_backward(shape: Shape) -> Sent:
     return _to_others(shape, (shape.q + shape.out) * e, 2 * shape.lse * a, shape.q * a)
 
 
-def _ulysses(shape: Shape) -> Sent:
-    inputs, result = (shape.q + shape.kv) * shape.bytes_each, shape.out * shape.bytes_each
-    return _to_others(shape, inputs // shape.ranks, result // shape.ranks)
+def _repeated(shape: Shape) -> int:
+    """How often ulysses has each K,V head."""
+    return shape.ranks // math.gcd(shape.kv_heads, shape.ranks)
+
+
+def _ulysses_forward(shape: Shape) -> Sent:
+    inputs = shape.q + shape.kv * _repeated(shape)
+    return _shared_out(shape, inputs * shape.bytes_each, shape.out * shape.bytes_each)
+
+
+def _ulysses_backward(shape: Shape) -> Sent:
+    times = _repeated(shape)
+    grads = shape.q + shape.kv * times
+    wire = shape.bytes_each if times == 1 else shape.sum_bytes
+    return _shared_out(shape, shape.out * shape.bytes_each, grads * wire)
+
+
+def _shared_out(shape: Shape, *payloads: int) -> Sent:
+    """Of each payload each other rank gets its own part."""
+    return _to_others(shape, *(payload // shape.ranks for payload in payloads))
 
 
 _FORWARD: dict[str, Callable[[Shape], Sent]] = {
     "ring": _block_forward,
     "all_gather": _block_forward,
     "reduce_scatter": _reduce_scatter_forward,
-    "ulysses": _ulysses,
+    "ulysses": _ulysses_forward,
 }
 _BACKWARD: dict[str, Callable[[Shape], Sent]] = {
     "ring": _block_backward,
     "all_gather": _block_backward,
     "reduce_scatter": _reduce_scatter_backward,
-    "ulysses": _ulysses,
+    "ulysses": _ulysses_backward,
 }

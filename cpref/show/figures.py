@@ -19,6 +19,7 @@ def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Pic
     apart = max(abs(a - b) / abs(a) for a, b in zip(alone, together, strict=True))
     axes.set_title(f"The losses of {ranks} ranks and of one differ by {apart:.0e} at most")
     axes.set_xlabel("training step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("loss (nats per token)")
     axes.legend()
     alt = (
@@ -36,6 +37,7 @@ def saved_activations(alone: int, by_strategy: dict[str, int], ranks: int) -> Pi
     colors = [ORANGE, *[BLUE] * len(by_strategy)]
     bars = axes.bar(names, [size / 2**20 for size in sizes], color=colors)
     axes.bar_label(bars, fmt="%.1f")
+    axes.margins(y=0.12)
     most = max(by_strategy.values())
     axes.set_title(f"Each of {ranks} ranks saves at most {most / alone:.0%} of what one rank saves")
     axes.set_ylabel("saved for backward (MiB per rank)")

@@ -9,7 +9,7 @@ STRATEGIES = ["ring", "all_gather", "reduce_scatter", "ulysses"]
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("v_head_dim", [16, 24])
-@pytest.mark.parametrize("kv_heads", [8, 4])
+@pytest.mark.parametrize("kv_heads", [8, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("layout", ["zigzag", "striped"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
