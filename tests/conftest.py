@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+import torch
 
 import cpref
 
@@ -12,6 +13,10 @@ from .distributed.ranks import Worlds
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full product of the exactness matrix")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # why: the tensors are small, and other ranks want the cores
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

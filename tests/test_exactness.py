@@ -30,11 +30,15 @@ def within_bounds(world, case: Case, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=named)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "ranks",
+    [1, 2, pytest.param(3, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)],
+)
 def test_out_and_gradients_are_within_their_bounds(world, ranks, choice):
     within_bounds(world, matrix.case(choice, ranks), ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES[::5], ids=named)
 def test_eight_ranks_are_within_the_bounds(world, choice):
     within_bounds(world, matrix.case(choice, 8), 8)
