@@ -35,6 +35,12 @@ def announce() -> None:
     _write(f"who/{dist.get_rank()}", {"host": socket.gethostname(), "pid": os.getpid()})
 
 
+def met() -> dict[int, dict]:
+    """Who all ranks are, by rank. Read while all is well: the store may go down with its rank."""
+    said = {rank: _read(f"who/{rank}") for rank in range(dist.get_world_size())}
+    return {rank: who for rank, who in said.items() if who}
+
+
 def report(cause: BaseException, step: str) -> None:
     """Write into the shared store that this rank itself has failed, before it goes."""
     if dist.is_initialized():
@@ -42,33 +48,43 @@ def report(cause: BaseException, step: str) -> None:
         _write(f"failed/{dist.get_rank()}", {"for": [], "step": step, "cause": said})
 
 
-def explain(error: RuntimeError, group: ProcessGroup, peers: Sequence[int], step: str) -> RankError:
+def explain(
+    error: RuntimeError,
+    group: ProcessGroup,
+    peers: Sequence[int],
+    step: str,
+    known: dict[int, dict],
+) -> RankError:
     """The error to raise instead of the transport's `error`: it names rank, step and cause.
 
-    peers: the group ranks that this rank was waiting for in `step`.
+    peers: the group ranks that this rank was waiting for in `step`; known: what `met` has told.
     """
     me = dist.get_rank()
     waited_for = [dist.get_global_rank(group, peer) for peer in peers]
-    transport = str(error).splitlines()[0]
+    transport = _in_short(error)
     _write(f"failed/{me}", {"for": waited_for, "step": step, "cause": transport})
-    culprit, cause = _culprit(me, waited_for)
-    names = " or ".join(str(rank) for rank in ([culprit] if culprit is not None else waited_for))
-    cause = cause or "it has died, hangs, or makes another call than this rank"
+    culprits, cause = _culprits(me, waited_for, {**met(), **known})
+    names = " or ".join(str(rank) for rank in culprits)
+    culprit = culprits[0] if len(culprits) == 1 else None
     return RankError(
         f"rank {me}, {step}: rank {names} failed: {cause} ({transport})", culprit, step
     )
 
 
-def _culprit(me: int, waited_for: list[int]) -> tuple[int | None, str | None]:
-    """The rank behind the fault and what is known of it; (None, None) if that cannot be told."""
+def _culprits(me: int, waited_for: list[int], known: dict[int, dict]) -> tuple[list[int], str]:
+    """The rank behind the fault, or those among which it is, and what is known of it."""
     deadline = time.monotonic() + _GRACE
     while True:
-        for rank in range(dist.get_world_size()):
-            if rank != me and _is_gone(rank) and not _read(f"failed/{rank}"):
-                return rank, "its process has ended"
+        gone = [rank for rank, who in known.items() if rank != me and _is_gone(who)]
+        unheard = [rank for rank in gone if not _read(f"failed/{rank}")]
+        if unheard:
+            return unheard, "its process has ended"
         rank, cause, silent = _end_of_chain(me, waited_for)
-        if cause or time.monotonic() > deadline:
-            return (rank, cause) if cause or len(silent) == 1 else (None, None)
+        if cause:
+            return [rank], cause
+        if time.monotonic() > deadline:
+            likely = silent if len(silent) == 1 else waited_for
+            return likely, "it has died, hangs, or makes another call than this rank"
         time.sleep(0.1)
 
 
@@ -90,10 +106,9 @@ def _end_of_chain(me: int, waited_for: list[int]) -> tuple[int | None, str | Non
     return (silent[0] if silent else None), None, silent
 
 
-def _is_gone(rank: int) -> bool:
-    """Whether the process of `rank` is known to have ended: only for ranks of this machine."""
-    who = _read(f"who/{rank}")
-    if not who or who["host"] != socket.gethostname():
+def _is_gone(who: dict) -> bool:
+    """Whether the process is known to have ended: only for ranks of this machine."""
+    if who["host"] != socket.gethostname():
         return False
     try:
         os.kill(who["pid"], 0)
@@ -103,6 +118,12 @@ def _is_gone(rank: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def _in_short(error: RuntimeError) -> str:
+    """What the transport says, without its source lines, stack and advice."""
+    said = str(error).splitlines()[0].rpartition("] ")[2] if "gloo" in str(error) else str(error)
+    return said.splitlines()[0].partition(". ")[0]
 
 
 def _store() -> dist.Store:

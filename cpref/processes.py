@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .comm import Grid, Group, GroupLike, Pending
-from .faults import RankError, announce, explain, report
+from .faults import RankError, announce, explain, met, report
 
 # why: from torch 2.13 on these two have new names, and the old ones warn
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -30,6 +30,7 @@ class Processes(Group):
         if not self._has_cpu:
             self._words_device = torch.device(torch.accelerator.current_accelerator())
         self._compared: set[tuple[str, str]] = set()
+        self._met: dict[int, dict] = {}
         announce()
 
     @property
@@ -100,6 +101,7 @@ class Processes(Group):
             return
         super()._compare(call, text)
         self._compared.add((call, text))
+        self._met = self._met or met()
 
     def _report(self, error: Exception, step: str) -> None:
         if not isinstance(error, RankError):
@@ -122,7 +124,7 @@ class Processes(Group):
         try:
             return act()
         except RuntimeError as error:
-            raise explain(error, self._group, peers, label) from error
+            raise explain(error, self._group, peers, label, self._met) from error
 
 
 _known: WeakKeyDictionary[ProcessGroup, Processes] = WeakKeyDictionary()
