@@ -1,6 +1,7 @@
 # Everything that is made or written stays below this folder: most of it in .venv.
-PYTHON ?= python3
-# TORCH=system uses the torch that $(PYTHON) already has, such as the one of a GPU image.
+# PYTHON=python3.12 sets up with that one; .ci/setup finds one if none is named.
+PYTHON ?=
+# TORCH=system uses the torch that PYTHON already has, such as the one of a GPU image.
 TORCH ?=
 
 run := .venv/bin/python

@@ -1,5 +1,6 @@
 """The files around the package: versions stand in one place, and the README says what is true."""
 
+import os
 import re
 import subprocess
 import sys
@@ -60,8 +61,9 @@ def test_everything_that_comes_along_is_pinned_too():
             extras = ("lab", "test") if name == "cpref" else ("",)
             if any(not need.marker or need.marker.evaluate({"extra": e}) for e in extras):
                 todo.append(need.name)
-    seen -= {"cpref", "setuptools"}
-    missing = {name for name in seen if name not in pins() and not name.startswith("nvidia")}
+    seen.discard("cpref")
+    with_cuda = ("nvidia", "cuda", "triton")  # why: torch itself pins what its CUDA build brings
+    missing = {name for name in seen - set(pins()) if not name.startswith(with_cuda)}
     assert not missing
 
 
@@ -73,9 +75,85 @@ def test_conda_reads_the_same_pins():
     assert not any("==" in line for line in [*plain, *pip])
     (python,) = [line for line in plain if line.startswith("python")]
     asked = SpecifierSet(python.removeprefix("python"))
-    lowest = SpecifierSet(PROJECT["requires-python"])
-    for version in ("3.10", "3.11", "3.12", "3.13"):
-        assert asked.contains(version) == lowest.contains(version)
+    setup = (ROOT / ".ci" / "setup").read_text()
+    bounds = set(re.findall(r"\(3, (\d+)\) <= sys\.version_info\[:2\] <= \(3, (\d+)\)", setup))
+    ((lowest, highest),) = bounds
+    for minor in range(8, 20):
+        fits = int(lowest) <= minor <= int(highest)
+        assert asked.contains(f"3.{minor}") == fits
+        assert not fits or SpecifierSet(PROJECT["requires-python"]).contains(f"3.{minor}")
+
+
+FAKE_PYTHON = """#!/bin/sh
+echo "$*" >> calls
+case "$*" in
+    "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo made > .venv/pyvenv.cfg ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """What a setup reads, in a folder with a space in its name, and a Python that only notes."""
+    folder = tmp_path / "a clone"
+    (folder / ".ci").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/setup"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    (folder / "python").write_text(FAKE_PYTHON)
+    (folder / "python").chmod(0o755)
+    return folder
+
+
+def make_setup(clone, **variables):
+    """What `make setup` notes in calls; each call starts with an empty one."""
+    (clone / "calls").write_text("")
+    asked = {"PYTHON": str(clone / "python")} | variables
+    words = ["make", "-C", str(clone), "setup", *(f"{k}={v}" for k, v in asked.items())]
+    hidden = ("TORCH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    return done, (clone / "calls").read_text()
+
+
+def test_a_second_setup_does_nothing(clone):
+    done, calls = make_setup(clone)
+    assert done.returncode == 0, done.stderr
+    assert "-m venv" in calls and "-m pip install" in calls
+    done, calls = make_setup(clone, PYTHON="")
+    assert (done.returncode, calls) == (0, "")
+
+
+def test_a_changed_pin_is_installed_into_the_same_venv(clone):
+    make_setup(clone)
+    with (clone / "constraints.txt").open("a") as pinned:
+        pinned.write("another==1.0\n")
+    done, calls = make_setup(clone)
+    assert done.returncode == 0, done.stderr
+    assert "-m pip install" in calls and "-m venv" not in calls
+    assert "another==1.0" in (clone / ".venv" / "constraints.txt").read_text()
+
+
+def test_another_torch_makes_another_venv_that_later_setups_keep(clone):
+    make_setup(clone)
+    make_setup(clone, TORCH="system")
+    (clone / ".venv" / "pyvenv.cfg").write_text("include-system-site-packages = true\n")
+    done, calls = make_setup(clone)
+    assert (done.returncode, calls) == (0, "")
+    done, calls = make_setup(clone, TORCH="pinned")
+    assert "-m venv --clear .venv" in calls
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [("PYTHON", "python-of-nobody", "no 'python-of-nobody' found"), ("TORCH", "mine", "'mine'")],
+)
+def test_what_setup_cannot_use_is_one_line(clone, variable, value, says):
+    done, _ = make_setup(clone, **{variable: value})
+    said, make_says = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert says in said
+    assert make_says.startswith("make")
+    assert not (clone / ".venv").exists()
 
 
 def test_make_help_lists_every_target():
