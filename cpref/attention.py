@@ -133,14 +133,28 @@ class _Attention(torch.autograd.Function):
         return part.out, part.lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, grad_lse):
         saved = Saved(*ctx.saved_tensors)
         if not ctx.job.return_lse:
             grad_lse = None
-        with resolve(ctx.group).naming_failures("attention backward"):
+        with torch.no_grad(), resolve(ctx.group).naming_failures("attention backward"):
             grads = ctx.strategy.backward(grad_out, grad_lse, saved, ctx.job, ctx.group)
-        return *(grad.to(ctx.job.dtype) for grad in grads), None, None, None
+            grads = [grad.to(ctx.job.dtype) for grad in grads]
+        if torch.is_grad_enabled():  # with create_graph
+            grads = [_Once.apply(grad.requires_grad_()) for grad in grads]
+        return *grads, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again, and says so rather than pass for constant."""
+
+    @staticmethod
+    def forward(ctx, grad):
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("context_parallel_attention can be differentiated once, not twice")
 
 
 _EXPECTED = "(B, H, S_local, D), as in scaled_dot_product_attention"
