@@ -23,8 +23,9 @@ Steps at which no rank has work (a sliding window, short documents) are passed o
 over them in one go.
 
 Bytes sent per rank, with L = S/P: forward B·Hkv·L·(D + Dv)·e for each of P-1 hops; backward the
-same again, and B·Hkv·L·(D + Dv)·4 for each of P-1 hops of dK,dV. Memory beside the shards: two K,V
-blocks, and in backward two float32 dK,dV blocks, whatever P is.
+same again, and B·Hkv·L·(D + Dv)·4 for each of P-1 hops of dK,dV. Memory beside the shards,
+whatever P is: two K,V blocks (one in use, one arriving), and in backward three dK,dV blocks in
+float32 (one being made, one leaving, one arriving).
 
 Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889), section 3.
 """
