@@ -13,6 +13,7 @@ import nbclient
 import nbformat
 
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # why: without its kernel it shows nothing
 
 
 def store(path: Path) -> None:
@@ -27,6 +28,7 @@ def store(path: Path) -> None:
         timeout=120,
         kernel_name="python3",
         record_timing=False,
+        store_widget_state=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
@@ -35,6 +37,8 @@ def store(path: Path) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)
+            for output in cell.outputs:
+                output.get("data", {}).pop(_WIDGET, None)
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
 
