@@ -302,9 +302,14 @@ class Layer(nn.Module):
         return x + self.out(out.transpose(1, 2).flatten(2))
 
 
+def tokens():
+    draw = torch.Generator().manual_seed(6)
+    return torch.randn(2, 16, 16, generator=draw, dtype=torch.float64)
+
+
 def trained(group, strategy, wrap):
     """The gradients of all parameters and of x, from a loss over all tokens, for two layers."""
-    x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    x = tokens()
     layers = [Layer(strategy, seed) for seed in range(2)]
     x.requires_grad_()
     hidden = x if group is None else cpref.shard(x, 1, group=group)

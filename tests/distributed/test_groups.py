@@ -9,11 +9,15 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
+import cpref
 from cpref.comm import resolve
 
 from ..sharded import draw, judged, sharded
+from ..test_attention import Layer, tokens, trained
 
 pytestmark = pytest.mark.distributed
 
@@ -159,6 +163,28 @@ def refused_mesh(group):
 def test_a_mesh_of_three_dimensions_is_refused(processes):
     for said in processes(4)(refused_mesh):
         assert "group is a mesh of 3 dimensions; it must have one, or two for 'hybrid'" in said
+
+
+def trained_under_fsdp(group):
+    """Whole gradients of two layers, their parameters sharded over the ranks of the sequence."""
+    mesh = init_device_mesh("cpu", (group.size,))
+    layers = nn.Sequential(*(Layer("ring", seed) for seed in range(2)))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(layers, mesh=mesh)
+    hidden = cpref.shard(tokens(), 1, group=mesh)
+    for layer in layers:
+        hidden = layer(hidden, group)
+    hidden.square().sum().backward()
+    # why: FSDP averages what ranks have, and here they have parts of one sum
+    return [p.grad.full_tensor() * group.size for p in layers.parameters()]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fully_sharded_parameters_over_the_same_mesh(processes, ranks):
+    exact = trained(None, "ring", lambda layer, x, group: layer(x, group))[1:]
+    for grads in processes(ranks)(trained_under_fsdp):
+        same(grads, exact)
 
 
 def held(group, rounds):
