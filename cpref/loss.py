@@ -28,7 +28,7 @@ def shift_labels(tokens: Tensor, ignore_index: int = IGNORE) -> Tensor:
 def next_token_loss(
     logits: Tensor, labels: Tensor, *, group: GroupLike = None, ignore_index: int = IGNORE
 ) -> Tensor:
-    """The mean cross entropy over all supervised tokens of all ranks; the same value on each.
+    """The mean cross entropy over all supervised tokens of all ranks; the same bits on each.
 
     logits: (B, S_local, vocab); labels: (B, S_local) int64, shifted; those equal to `ignore_index`
     are not supervised. Computed in float32 (float64 for float64), a scalar. With no supervised
@@ -53,6 +53,7 @@ def next_token_loss(
     count = (labels != ignore_index).sum()
     count = sum(comm.all_gather(count.view(1), label="loss count").wait()).clamp(min=1)
     share = total / count.squeeze()
-    everyones = comm.all_gather(share.detach().view(1), label="loss").wait()
-    # why: the value is everyone's, the gradient only this rank's
-    return share + (sum(everyones).squeeze() - share.detach())
+    everyones = sum(comm.all_gather(share.detach().view(1), label="loss").wait()).squeeze()
+    # why: the value is everyone's, the gradient only this rank's; share - share is exactly 0, so
+    # that all ranks return the same bits
+    return everyones + (share - share.detach())

@@ -64,6 +64,24 @@ def test_loss_and_gradient_are_those_of_one_rank(ranks, layout, ignored):
         assert torch.allclose(grad, exact_grad, rtol=1e-12, atol=1e-16)
 
 
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_all_ranks_return_the_same_bits(ranks):
+    """Ranks whose losses differ in the last bit decide differently, when to stop for instance."""
+
+    def fn(group):
+        losses = []
+        for seed in range(40):
+            draw = torch.Generator().manual_seed(8 * seed + group.rank)
+            logits = torch.randn(1, 4, VOCAB, generator=draw)
+            labels = torch.randint(VOCAB, (1, 4), generator=draw)
+            labels[:, 4 - (seed + group.rank) % 4 :] = IGNORE  # unequal shares of the sum
+            losses.append(next_token_loss(logits, labels, group=group).item())
+        return losses
+
+    first, *others = cpref.run_local(fn, ranks)
+    assert others == [first] * (ranks - 1)
+
+
 def test_seven_tokens_on_one_rank_and_one_on_the_other_count_as_eight():
     logits, labels = logits_and_labels(ignored=[0, *range(9, 16)])
     per_token = F.cross_entropy(logits[0], labels[0], ignore_index=IGNORE, reduction="none")
