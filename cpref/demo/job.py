@@ -18,7 +18,7 @@ from ..exactness import relative_error
 from ..layout import shard, unshard
 from ..local import run_local
 from ..measure.cost import Shape, backward_sent, forward_sent
-from ..measure.memory import measure_saved
+from ..measure.memory import measure_memory
 from ..model import Config, Decoder
 from ..processes import init
 from ..train import Step, loss_of, sharded_attention, train
@@ -231,9 +231,9 @@ def _saved(tokens: Tensor, plan: Plan, strategy: str, group: Group, device: torc
     model = Decoder(CONFIG).to(device)
     attention = sharded_attention(group, strategy, plan.layout, plan.seq_len)
     batch = next(sequences(tokens, plan.seq_len)).to(device)
-    with measure_saved(model.parameters()) as saved:
+    with measure_memory(model.parameters()) as memory:
         loss_of(model, batch, attention, group, plan.layout)
-    return saved.bytes
+    return memory.saved_bytes
 
 
 def _seconds(steps: list[Step], plan: Plan) -> float:

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 
-class SavedActivations:
-    """Bytes that the operations run inside `measure_saved` keep for backward."""
+class Memory:
+    """What `measure_memory` has seen so far.
+
+    saved_bytes: what the operations run inside keep for backward, apart from parameters.
+    """
 
     def __init__(self, parameters: Iterable[Tensor]):
         self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
@@ -22,7 +25,7 @@ class SavedActivations:
         self._held: list[Tensor] = []  # why: a storage that is freed could lend its address again
 
     @property
-    def bytes(self) -> int:
+    def saved_bytes(self) -> int:
         return sum(self._sizes.values())
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -30,19 +33,20 @@ class SavedActivations:
         if storage.data_ptr() not in self._parameters:
             self._sizes[storage.data_ptr()] = storage.nbytes()
             self._held.append(tensor.detach())
-        return tensor
+        # why: an operation that saves its own result would hold itself, and never be freed
+        return tensor if tensor.is_leaf else tensor.detach()
 
 
 @contextmanager
-def measure_saved(parameters: Iterable[Tensor] = ()) -> Iterator[SavedActivations]:
-    """`with measure_saved(model.parameters()) as saved: loss = ...` then `saved.bytes`.
+def measure_memory(parameters: Iterable[Tensor] = ()) -> Iterator[Memory]:
+    """`with measure_memory(model.parameters()) as memory: loss = ...`, then `memory.saved_bytes`.
 
     Counts what is saved while inside, in this thread, apart from the storages of `parameters`.
     It holds on to what it counts until the block ends; backward may follow inside or after.
     """
-    saved = SavedActivations(parameters)
+    memory = Memory(parameters)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(saved._pack, lambda tensor: tensor):
-            yield saved
+        with torch.autograd.graph.saved_tensors_hooks(memory._pack, lambda tensor: tensor):
+            yield memory
     finally:
-        saved._held.clear()
+        memory._held.clear()

@@ -1,9 +1,12 @@
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import cpref
-from cpref.measure.memory import measure_saved
+from cpref.measure.memory import measure_memory
 from cpref.model import Config, Decoder
 from cpref.train import sharded_attention
 
@@ -28,19 +31,46 @@ def saved_bytes(group, seq_len, config):
     positions = cpref.local_positions(seq_len, group=group)
     attention = sharded_attention(group, "ring", "zigzag", seq_len)
     tokens = cpref.shard(torch.arange(seq_len).view(1, -1) % config.vocab, 1, group=group)
-    with measure_saved(model.parameters()) as saved:
+    with measure_memory(model.parameters()) as memory:
         model(tokens, positions, attention).sum()
-    return saved.bytes
+    return memory.saved_bytes
 
 
 def test_a_storage_is_counted_once_and_parameters_not_at_all():
     weight = torch.randn(8, 8, requires_grad=True)
     x = torch.randn(4, 8, requires_grad=True)
-    with measure_saved([weight]) as saved:
+    with measure_memory([weight]) as memory:
         F.silu(x @ weight) * (x[:2] @ weight).sum()
     once = x.nbytes  # saved by both products
     silu_input, factors = 4 * 8 * 4, 4 * 8 * 4 + 4
-    assert saved.bytes == once + silu_input + factors
+    assert memory.saved_bytes == once + silu_input + factors
+
+
+def test_what_was_saved_is_freed_with_its_graph_also_without_a_backward():
+    gc.disable()
+    try:
+        with measure_memory():
+            y = torch.randn(8, requires_grad=True).exp()  # saves its own result
+        result = weakref.ref(y)
+        del y
+        assert result() is None
+    finally:
+        gc.enable()
+
+
+def test_measuring_changes_no_gradient_of_any_order():
+    x = torch.randn(8, dtype=torch.float64, requires_grad=True)
+
+    def derivatives(x):
+        y = (x.exp() * x.sigmoid()).sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        return first, *torch.autograd.grad((first**2).sum(), x)
+
+    plain = derivatives(x)
+    with measure_memory():
+        measured = derivatives(x)
+    for a, b in zip(plain, measured, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
