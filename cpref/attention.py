@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import wraps
+from numbers import Real
 from types import ModuleType
 
 import torch
@@ -99,7 +100,7 @@ def context_parallel_attention(
             q=place(total, comm.size, layout),
             kv=place(kv_total, comm.size, layout, name="kv_seq_len"),
             mask=as_mask(mask),
-            scale=1 / math.sqrt(q.shape[3]) if scale is None else float(scale),
+            scale=1 / math.sqrt(q.shape[3]) if scale is None else _require_scale(scale),
             kv_heads=k.shape[1],
             dtype=tensors[0].dtype,
             exact=accumulate == "exact",
@@ -157,6 +158,7 @@ class _Once(torch.autograd.Function):
         raise RuntimeError("context_parallel_attention can be differentiated once, not twice")
 
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPECTED = "(B, H, S_local, D), as in scaled_dot_product_attention"
 
 
@@ -168,8 +170,8 @@ def _require_tensors(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
             raise TypeError(f"{name} is {type(x).__name__}; it must be a tensor {_EXPECTED}")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {_EXPECTED}")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} is {x.dtype}; it must be a floating point tensor")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name} is {x.dtype}; it must be {', '.join(map(str, _DTYPES))}")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q on {q.device}; they must be together")
     tensors = _as_autocast(q, k, v)
@@ -196,9 +198,16 @@ def _require_tensors(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 def _as_autocast(*tensors: Tensor) -> list[Tensor]:
     """What autocast would make of the inputs of scaled_dot_product_attention."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
+    known = torch.amp.is_autocast_available(device)
+    if not known or not torch.is_autocast_enabled(device) or tensors[0].dtype == torch.float64:
         return list(tensors)
     return [x.to(torch.get_autocast_dtype(device)) for x in tensors]
+
+
+def _require_scale(scale: float) -> float:
+    if not isinstance(scale, Real) or not math.isfinite(scale):
+        raise ValueError(f"scale is {scale!r}; it must be a finite number, or None for 1/sqrt(D)")
+    return float(scale)
 
 
 def _require_known(argument: str, value: str, known: tuple[str, ...]) -> None:

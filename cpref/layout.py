@@ -17,6 +17,7 @@ Sources: zigzag, Llama 3 (arXiv 2407.21783), section 3.3.2; striped, Brandon et 
 
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -89,6 +90,11 @@ def _chunk(seq_len: int, chunks: int, index: int) -> np.ndarray:
     return np.arange(start, start + size + (index < longer))
 
 
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number of at least 1, of Python's or of anybody else's kind."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
+
+
 def place(seq_len: int, world_size: int, layout: str, *, name: str = "seq_len") -> Placement:
     """The `Placement` of a sequence, after a check of the arguments.
 
@@ -96,9 +102,9 @@ def place(seq_len: int, world_size: int, layout: str, *, name: str = "seq_len") 
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
-    if not isinstance(seq_len, int) or isinstance(seq_len, bool) or seq_len < 1:
+    if not is_count(seq_len):
         raise ValueError(f"{name} is {seq_len!r}; it must be a whole number of at least 1 token")
-    return Placement(seq_len, world_size, layout)
+    return Placement(int(seq_len), world_size, layout)
 
 
 def local_positions(
@@ -132,7 +138,7 @@ def shard(x: Tensor, dim: int, *, group: GroupLike = None, layout: str = "zigzag
     group; IndexError if x has no dimension `dim`.
     """
     comm = resolve(group)
-    positions = place(x.shape[dim], comm.size, layout).positions(comm.rank)
+    positions = place(x.shape[require_dim(x, dim)], comm.size, layout).positions(comm.rank)
     return x.index_select(dim, torch.tensor(positions, device=x.device))
 
 
@@ -158,7 +164,7 @@ def unshard(
     comm = resolve(group)
 
     def check() -> tuple[dict[str, object], tuple[int, Placement]]:
-        along = range(x.dim())[dim]
+        along = require_dim(x, dim)
         total = x.shape[along] * comm.size if seq_len is None else seq_len
         placement = place(total, comm.size, layout)
         require_length("x", x.shape[along], placement, comm.rank)
@@ -168,6 +174,13 @@ def unshard(
 
     along, placement = comm.agree("unshard", check)
     return _Unshard.apply(x, along, placement, comm)
+
+
+def require_dim(x: Tensor, dim: int) -> int:
+    """`dim` counted from the front; IndexError if x has no such dimension."""
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"dim is {dim}, but x has shape {tuple(x.shape)}: {x.dim()} dimensions")
+    return dim % x.dim()
 
 
 def require_length(

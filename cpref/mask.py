@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .layout import is_count
+
 Interval = tuple[np.ndarray, np.ndarray]
 
 
@@ -72,7 +74,7 @@ class SlidingWindow(Mask):
     size: int
 
     def __post_init__(self):
-        if not isinstance(self.size, int) or self.size < 1:
+        if not is_count(self.size):
             raise ValueError(f"SlidingWindow size is {self.size!r}; it must be at least 1 token")
 
     def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
@@ -94,9 +96,10 @@ class Documents(Mask):
     inner: Mask = field(default_factory=Causal)
 
     def __post_init__(self):
-        lengths = tuple(int(length) for length in self.lengths)
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"Documents lengths are {lengths}; each must be at least 1 token")
+        given = self.lengths.tolist() if isinstance(self.lengths, Tensor) else self.lengths
+        if not len(given) or not all(is_count(length) for length in given):
+            raise ValueError(f"Documents lengths are {tuple(given)}; each must be at least 1 token")
+        lengths = tuple(int(length) for length in given)
         if not isinstance(self.inner, Causal | Full | SlidingWindow):
             raise ValueError(
                 f"Documents inner is {self.inner!r}; it must be Causal(), Full() or SlidingWindow"
@@ -147,7 +150,17 @@ class MaskMod(Mask):
             ) from error
 
     def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
-        return
+        """ValueError unless the function works on tensors of positions: it tries the first."""
+        first, first_kv = (torch.arange(min(2, length)) for length in (seq_len, kv_seq_len))
+        try:
+            self.allowed(first[:, None], first_kv[None, :])
+        except TypeError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"mask: the mask_mod fails on tensors of positions ({error}); write it with tensor "
+                "operators such as &, | and torch.where"
+            ) from error
 
     def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
         answer = torch.as_tensor(self.function(q_index, kv_index))
