@@ -93,7 +93,7 @@ def test_on_real_ranks_every_case_is_within_its_bounds():
         [sys.executable, "-m", "cpref", "verify", "--ranks", "2", "--json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
@@ -119,13 +119,13 @@ def test_an_interrupt_leaves_no_process():
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(below(command.pid)) < 3 and time.monotonic() < deadline:
             time.sleep(0.1)  # until torchrun and two ranks are there
         started = below(command.pid)
         assert len(started) >= 3
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=30)
+        _, said = command.communicate(timeout=120)
     finally:
         command.kill()
     assert command.returncode == 130

@@ -232,7 +232,7 @@ def test_without_torchrun_a_process_is_a_world_of_one():
         env={**environment, "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "done\n", done.stderr
     assert done.stderr == ""
