@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds, after a warm-up")
+    parser.add_argument("--only", nargs="+", default=[""], help="those whose names contain this")
     parser.add_argument("--forward", action="store_true", help="forward alone, without backward")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
@@ -89,6 +90,7 @@ def _request(args: argparse.Namespace) -> dict[str, object]:
         "head_dim": args.head_dim,
         "batch": args.batch,
         "rounds": args.rounds,
+        "only": args.only,
         "backward": not args.forward,
         "error_seq_len": min(1024, min(args.seq_len)),
     }

@@ -21,7 +21,9 @@ def main(words: list[str]) -> None:
     request = parser.parse_args(words).request
     torch.set_num_threads(1)
     device = init(timeout=600)
-    field = list(contenders(dist.get_world_size(), request["heads"]))
+    baseline, *others = contenders(dist.get_world_size(), request["heads"])
+    wanted = [c for c in others if any(part in c.name for part in request["only"])]
+    field = [baseline, *wanted]
     tables = []
     for seq_len in request["seq_len"]:
         for dtype in request["dtype"]:
