@@ -12,6 +12,9 @@ number of the inputs and a bytes per number of the sums (4; 8 for float64):
 K' is K with each head repeated until P divides their number; w is e where nothing had to be
 repeated, and a where the gradients of copies are still to be summed.
 
+hybrid is ulysses among the Pu neighbours of a row, which is the line of ulysses with Pu in the
+place of P (L stays S/P), and the ring among P/Pu rows, which is the line of ring with K' and P/Pu.
+
 In messages: one for each hop of the ring; for a collective, one to each of the other ranks.
 
 They hold where all blocks travel (no step of the ring is empty) and P divides S.
@@ -24,7 +27,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention call. bytes_each: of a number of q, k, v; sum_bytes: of a sum (4, or 8)."""
+    """One attention call.
+
+    bytes_each: of a number of q, k, v; sum_bytes: of a sum (4, or 8); v_head_dim: None means
+    head_dim; neighbours: ranks of a row under hybrid.
+    """
 
     batch: int
     seq_len: int
@@ -34,6 +41,7 @@ class Shape:
     ranks: int
     bytes_each: int
     v_head_dim: int | None = None
+    neighbours: int = 1
 
     @property
     def sum_bytes(self) -> int:
@@ -73,7 +81,10 @@ class Sent:
 
 
 def forward_sent(strategy: str, shape: Shape) -> Sent:
-    """What a rank sends in forward. strategy: "ring", "all_gather", "reduce_scatter", "ulysses"."""
+    """What a rank sends in forward.
+
+    strategy: "ring", "all_gather", "reduce_scatter", "ulysses" or "hybrid".
+    """
     return _FORWARD[strategy](shape)
 
 
@@ -82,50 +93,75 @@ def backward_sent(strategy: str, shape: Shape) -> Sent:
     return _BACKWARD[strategy](shape)
 
 
-def _to_others(shape: Shape, *payloads: int) -> Sent:
+def _to_others(ranks: int, *payloads: int) -> Sent:
     """Each payload goes to each of the other ranks."""
-    others = shape.ranks - 1
-    return Sent(sum(payloads) * others, len(payloads) * others)
+    return Sent(sum(payloads) * (ranks - 1), len(payloads) * (ranks - 1))
+
+
+def _shared_out(ranks: int, *payloads: int) -> Sent:
+    """Of each payload each other rank gets its own part."""
+    return _to_others(ranks, *(payload // ranks for payload in payloads))
 
 
 def _block_forward(shape: Shape) -> Sent:
-    return _to_others(shape, shape.kv * shape.bytes_each)
+    return _ring_forward(shape, shape.ranks, shape.kv)
 
 
 def _block_backward(shape: Shape) -> Sent:
-    return _to_others(shape, shape.kv * shape.bytes_each, shape.kv * shape.sum_bytes)
+    return _ring_backward(shape, shape.ranks, shape.kv)
+
+
+def _ring_forward(shape: Shape, ranks: int, block: int) -> Sent:
+    return _to_others(ranks, block * shape.bytes_each)
+
+
+def _ring_backward(shape: Shape, ranks: int, block: int) -> Sent:
+    return _to_others(ranks, block * shape.bytes_each, block * shape.sum_bytes)
 
 
 def _reduce_scatter_forward(shape: Shape) -> Sent:
     e, a = shape.bytes_each, shape.sum_bytes
-    return _to_others(shape, shape.q * e, shape.lse * shape.ranks * a, shape.out * a)
+    return _to_others(shape.ranks, shape.q * e, shape.lse * shape.ranks * a, shape.out * a)
 
 
 def _reduce_scatter_backward(shape: Shape) -> Sent:
     e, a = shape.bytes_each, shape.sum_bytes
-    return _to_others(shape, (shape.q + shape.out) * e, 2 * shape.lse * a, shape.q * a)
+    return _to_others(shape.ranks, (shape.q + shape.out) * e, 2 * shape.lse * a, shape.q * a)
 
 
-def _repeated(shape: Shape) -> int:
-    """How often ulysses has each K,V head."""
-    return shape.ranks // math.gcd(shape.kv_heads, shape.ranks)
+def _copies(shape: Shape, row: int) -> int:
+    """How often each K,V head is there, so that the ranks of a row can share them."""
+    return row // math.gcd(shape.kv_heads, row)
 
 
 def _ulysses_forward(shape: Shape) -> Sent:
-    inputs = shape.q + shape.kv * _repeated(shape)
-    return _shared_out(shape, inputs * shape.bytes_each, shape.out * shape.bytes_each)
+    return _row_forward(shape, shape.ranks)
 
 
 def _ulysses_backward(shape: Shape) -> Sent:
-    times = _repeated(shape)
-    grads = shape.q + shape.kv * times
-    wire = shape.bytes_each if times == 1 else shape.sum_bytes
-    return _shared_out(shape, shape.out * shape.bytes_each, grads * wire)
+    return _row_backward(shape, shape.ranks)
 
 
-def _shared_out(shape: Shape, *payloads: int) -> Sent:
-    """Of each payload each other rank gets its own part."""
-    return _to_others(shape, *(payload // shape.ranks for payload in payloads))
+def _row_forward(shape: Shape, row: int) -> Sent:
+    inputs = shape.q + shape.kv * _copies(shape, row)
+    return _shared_out(row, inputs * shape.bytes_each, shape.out * shape.bytes_each)
+
+
+def _row_backward(shape: Shape, row: int) -> Sent:
+    copies = _copies(shape, row)
+    grads = shape.q + shape.kv * copies
+    wire = shape.bytes_each if copies == 1 else shape.sum_bytes
+    return _shared_out(row, shape.out * shape.bytes_each, grads * wire)
+
+
+def _hybrid_forward(shape: Shape) -> Sent:
+    row, block = shape.neighbours, shape.kv * _copies(shape, shape.neighbours)
+    return _row_forward(shape, row) + _ring_forward(shape, shape.ranks // row, block)
+
+
+def _hybrid_backward(shape: Shape) -> Sent:
+    row, block = shape.neighbours, shape.kv * _copies(shape, shape.neighbours)
+    return _row_backward(shape, row) + _ring_backward(shape, shape.ranks // row, block)
 
 
 _FORWARD: dict[str, Callable[[Shape], Sent]] = {
@@ -133,10 +169,12 @@ _FORWARD: dict[str, Callable[[Shape], Sent]] = {
     "all_gather": _block_forward,
     "reduce_scatter": _reduce_scatter_forward,
     "ulysses": _ulysses_forward,
+    "hybrid": _hybrid_forward,
 }
 _BACKWARD: dict[str, Callable[[Shape], Sent]] = {
     "ring": _block_backward,
     "all_gather": _block_backward,
     "reduce_scatter": _reduce_scatter_backward,
     "ulysses": _ulysses_backward,
+    "hybrid": _hybrid_backward,
 }

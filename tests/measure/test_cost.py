@@ -4,36 +4,47 @@ import torch
 import cpref
 from cpref.measure.cost import Sent, Shape, backward_sent, forward_sent
 
+
+def counted(group, shape, dtype, strategy, layout):
+    """What one rank sends in forward and in backward of one attention of that shape."""
+    where = group.grid(shape.neighbours) if strategy == "hybrid" else group
+    dims = [(shape.heads, 16), (shape.kv_heads, 16), (shape.kv_heads, shape.v_head_dim)]
+    q, k, v = (
+        torch.randn(2, heads, shape.local, dim, dtype=dtype, requires_grad=True)
+        for heads, dim in dims
+    )
+    out = cpref.context_parallel_attention(q, k, v, group=where, strategy=strategy, layout=layout)
+    forward = Sent(group.traffic.bytes, group.traffic.messages)
+    group.traffic.reset()
+    out.backward(torch.randn_like(out))
+    return forward, Sent(group.traffic.bytes, group.traffic.messages)
+
+
 STRATEGIES = ["ring", "all_gather", "reduce_scatter", "ulysses"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("v_head_dim", [16, 24])
-@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize(("kv_heads", "v_head_dim"), [(8, 16), (2, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("layout", ["zigzag", "striped"])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_counted_is_what_the_formulas_say(
     strategy, layout, dtype, kv_heads, v_head_dim, ranks
 ):
     shape = Shape(2, 64, 8, kv_heads, 16, ranks, dtype.itemsize, v_head_dim)
-
-    def fn(group):
-        dims = [(8, 16), (kv_heads, 16), (kv_heads, v_head_dim)]
-        q, k, v = (
-            torch.randn(2, h, shape.local, d, dtype=dtype, requires_grad=True) for h, d in dims
-        )
-        out = cpref.context_parallel_attention(
-            q, k, v, group=group, strategy=strategy, layout=layout
-        )
-        forward = Sent(group.traffic.bytes, group.traffic.messages)
-        group.traffic.reset()
-        out.backward(torch.randn_like(out))
-        return forward, Sent(group.traffic.bytes, group.traffic.messages)
-
-    for forward, backward in cpref.run_local(fn, ranks):
+    for forward, backward in cpref.run_local(counted, ranks, shape, dtype, strategy, layout):
         assert forward == forward_sent(strategy, shape)
         assert backward == backward_sent(strategy, shape)
+
+
+@pytest.mark.parametrize(("ranks", "neighbours"), [(4, 1), (4, 2), (4, 4), (6, 2), (8, 4)])
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_hybrid_sends_what_its_row_and_its_ring_send(dtype, kv_heads, ranks, neighbours):
+    shape = Shape(2, 96, 8, kv_heads, 16, ranks, dtype.itemsize, 24, neighbours)
+    for forward, backward in cpref.run_local(counted, ranks, shape, dtype, "hybrid", "zigzag"):
+        assert forward == forward_sent("hybrid", shape)
+        assert backward == backward_sent("hybrid", shape)
 
 
 def test_one_rank_sends_nothing():
