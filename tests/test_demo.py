@@ -11,8 +11,17 @@ import pytest
 import torch
 
 import cpref
+from cpref.classroom.launch import Kept, RanksFailed
 from cpref.exactness import judge, relative_error
 
+GOOD = {
+    "strategy": "ring",
+    "errors": dict.fromkeys(("out", "dq", "dk", "dv"), 1e-7),
+    "loss_error": 0.0,
+    "losses": [1.0, 0.5],
+    **{"sent": [4, 4], "formula": 4, "saved": [1, 1], "saved_alone": 2},
+    **{"seconds": 1.0, "seconds_alone": 1.0},
+}
 SMALL = ["--ranks", "2", "--seq-len", "96", "--steps", "3"]
 
 
@@ -81,17 +90,61 @@ def test_a_number_out_of_its_bound_is_a_miss(changed, words):
     from cpref.demo.command import _misses
     from cpref.demo.job import Measured
 
-    good = {
-        "strategy": "ring",
-        "errors": dict.fromkeys(("out", "dq", "dk", "dv"), 1e-7),
-        "loss_error": 0.0,
-        "losses": [1.0],
-        **{"sent": [4, 4], "formula": 4, "saved": [1, 1], "saved_alone": 2},
-        **{"seconds": 1.0, "seconds_alone": 1.0},
-    }
-    assert _misses(Measured(**good)) == []
-    (miss,) = _misses(Measured(**{**good, **changed}))
+    assert _misses(Measured(**GOOD)) == []
+    (miss,) = _misses(Measured(**{**GOOD, **changed}))
     assert miss.startswith(words)
+
+
+def run_with(results, monkeypatch, *options) -> int:
+    """The status of `cpref demo` if the ranks hand over these results, or fail."""
+    from cpref.cli import main
+    from cpref.demo import command
+
+    def launch(*args, **kwargs):
+        if isinstance(results, Exception):
+            raise results
+        return Kept([{"results": results, "alone": [1.0, 0.5], "device": "cpu"}])
+
+    monkeypatch.setattr(command, "launch", launch)
+    return main(["demo", *SMALL, *options])
+
+
+def test_all_within_bounds_is_shown_and_status_0(tmp_path, capsys, monkeypatch):
+    assert run_with([GOOD], monkeypatch, "--out", str(tmp_path)) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Shown: 2 ranks train on 96 tokens as one rank does")
+    assert "each saves 50% of its activations" in last
+
+
+def test_one_miss_is_not_shown_and_status_1(tmp_path, capsys, monkeypatch):
+    missed = {**GOOD, "strategy": "all_gather", "sent": [4, 8]}
+    assert run_with([GOOD, missed], monkeypatch, "--out", str(tmp_path)) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "NOT shown: out of bounds are all_gather: bytes [4, 8] instead of 4."
+    report = json.loads((tmp_path / "demo.json").read_text())
+    assert report["misses"] == {"ring": [], "all_gather": ["bytes [4, 8] instead of 4"]}
+
+
+def test_with_json_the_output_is_json_alone(tmp_path, capsys, monkeypatch):
+    assert run_with([GOOD], monkeypatch, "--out", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["results"] == [GOOD]
+
+
+def test_ranks_that_fail_are_status_1_and_their_error(tmp_path, capsys, monkeypatch):
+    failure = RanksFailed("rank 1 of 2 failed:\nboom")
+    assert run_with(failure, monkeypatch, "--out", str(tmp_path)) == 1
+    shown = capsys.readouterr()
+    assert "rank 1 of 2 failed" in shown.err
+    assert shown.out == ""
+
+
+def test_more_ranks_than_devices_are_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    assert run_with([GOOD], monkeypatch, "--out", str(tmp_path)) == 2
+    assert "--ranks is 2, more than the 1 devices" in capsys.readouterr().err
 
 
 def test_what_the_demo_compares_with_is_the_judge():
@@ -107,7 +160,7 @@ def test_what_the_demo_compares_with_is_the_judge():
 @pytest.mark.distributed
 def test_an_interrupt_ends_all_ranks(tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-m", "cpref", "demo", "--steps", "5000", "--out", str(tmp_path)],
+        [sys.executable, "-m", "cpref", "demo", *SMALL, "--steps", "50000", "--out", str(tmp_path)],
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
@@ -118,7 +171,7 @@ def test_an_interrupt_ends_all_ranks(tmp_path):
         seen += running.stderr.read() or b""
         time.sleep(0.1)
     family = psutil.Process(running.pid).children(recursive=True)
-    assert len(family) >= 4, seen.decode()
+    assert len(family) >= 3, seen.decode()
     running.send_signal(signal.SIGINT)
     assert running.wait(30) == 130
     _, alive = psutil.wait_procs(family, timeout=5)

@@ -17,9 +17,11 @@ from ..show import figures
 from .job import CONFIG, JUDGED_STEPS, Measured, Plan
 
 _OUT_BOUND, _GRAD_BOUND = 1e-6, 3e-6
-# What AdamW makes of the gradients' roundings has no formula. In 20 steps it was seen to make up to
-# 6e-7 of them (CPU, float32, 2 to 4096 tokens, 2 and 4 ranks); gradients averaged instead of summed
-# make 3e-6, a dq of the wrong sign 4e-4, gradients that are not summed 4e-2. The bound is between.
+# What AdamW makes of the gradients' roundings has no formula, so this bound is from measurements of
+# 20 steps (CPU, float32). Right: up to 4e-7, from 2 to 1024 tokens on 2 to 8 ranks. Wrong, 512
+# tokens on 4 ranks: dK,dV that travel in bfloat16 make 7e-6, one part in a hundred of them lost
+# 1e-4, local positions 2e-4, gradients that are not summed 1e-2. It is blind to gradients that are
+# all wrong by one factor, such as averaged ones (1.5e-6), since AdamW is; the tests are not.
 _LOSS_BOUND = 2e-6
 
 
@@ -90,6 +92,12 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise ValueError(
             f"--seq-len is {args.seq_len}; it must be from 2 to the {length} tokens of the document"
         )
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None and ranks > torch.accelerator.device_count():
+        raise ValueError(
+            f"--ranks is {ranks}, more than the {torch.accelerator.device_count()} devices of this "
+            "machine; hide them to use the CPU"
+        )
     if ranks > args.seq_len:
         raise ValueError(f"--ranks is {ranks}, more than the {args.seq_len} tokens of --seq-len")
     if args.strategy == "ulysses" and CONFIG.heads % ranks:
@@ -155,6 +163,8 @@ def _print_table(results: list[Measured], plan: Plan, device: str) -> None:
     for row in rows:
         cells = [f"{cell:>11}" if i > 4 else f"{cell:>9}" for i, cell in enumerate(row[1:])]
         print(f"{row[0]:15}{''.join(cells)}")
+    if CONFIG.heads % plan.ranks:
+        print(f"(ulysses is left out: {plan.ranks} ranks cannot share {CONFIG.heads} heads)")
     alone = "one rank on the same CPU cores" if device == "cpu" else "one rank on one device"
     saved = f"of one rank's {results[0].saved_alone / 2**20:.1f} MiB"
     print(
@@ -162,7 +172,8 @@ def _print_table(results: list[Measured], plan: Plan, device: str) -> None:
         "roundings grow\n"
         "MiB sent    by one attention, forward and backward: by the rank that sends most\n"
         f"saved       activations of the rank that saves most, as a part {saved}\n"
-        f"time        of a training step, as a part of that of {alone}"
+        f"time        of a training step, as a part of that of {alone};\n"
+        "            whatever else the machine does disturbs it"
     )
 
 
