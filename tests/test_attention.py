@@ -50,7 +50,11 @@ def zeros(*shape, **options):
         ([[1.0], zeros(1, 1, 4, 8), zeros(1, 1, 4, 8)], TypeError, "q is list; it must be a ten"),
         ([zeros(4, 8)] * 3, ValueError, "q has shape (4, 8); it must be (B, H, S_local, D)"),
         ([zeros(1, 2, 4, 8), zeros(2, 4, 8), zeros(1, 2, 4, 8)], ValueError, "k has shape (2, 4,"),
-        ([zeros(1, 1, 4, 8, dtype=torch.int64)] * 3, TypeError, "q is torch.int64; it must be a"),
+        (
+            [zeros(1, 1, 4, 8, dtype=torch.int64)] * 3,
+            TypeError,
+            "q is torch.int64; it must be torch.f",
+        ),
         (
             [zeros(1, 1, 4, 8), zeros(1, 1, 4, 8).double(), zeros(1, 1, 4, 8)],
             TypeError,
