@@ -20,7 +20,10 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Saved(NamedTuple):
-    """What a forward keeps for its backward. out in the dtype of q; lse float32 (or float64)."""
+    """What a forward keeps for its backward.
+
+    out in the dtype of q, in an exact job in the accumulator's; lse float32 (or float64).
+    """
 
     q: Tensor
     k: Tensor
@@ -29,10 +32,11 @@ class Saved(NamedTuple):
     lse: Tensor
 
 
-def finish(q: Tensor, k: Tensor, v: Tensor, total: Partial) -> tuple[Partial, Saved]:
+def finish(q: Tensor, k: Tensor, v: Tensor, total: Partial, job: Job) -> tuple[Partial, Saved]:
     """The result in the dtype of q, and what to keep for backward."""
     out = total.out.to(q.dtype)
-    return Partial(out, total.lse), Saved(q, k, v, out, total.lse)
+    kept = total.out if job.exact else out  # why: delta is made of it, and is not to be rounded
+    return Partial(out, total.lse), Saved(q, k, v, kept, total.lse)
 
 
 def block_shapes(k: Tensor, v: Tensor, job: Job) -> list[list[tuple[int, ...]]]:

@@ -31,7 +31,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     for source, block in enumerate(arriving.wait()):
         if source != group.rank:
             attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
-    return finish(q, k, v, total)
+    return finish(q, k, v, total, job)
 
 
 def backward(

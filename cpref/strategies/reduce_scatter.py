@@ -51,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     for part, total in zip(partials, totals, strict=True):
         part.out.mul_(weight_in(part.lse, total).unsqueeze(-1))
     out = group.reduce_scatter(outs, label="reduce_scatter out").wait()
-    return finish(q, k, v, Partial(out, totals[group.rank]))
+    return finish(q, k, v, Partial(out, totals[group.rank]), job)
 
 
 def backward(

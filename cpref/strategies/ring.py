@@ -53,7 +53,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
         attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
         if following:
             block = arriving.wait()
-    return finish(q, k, v, total)
+    return finish(q, k, v, total, job)
 
 
 def backward(

@@ -39,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     whole = job.join(group.size)
     total = empty_partial(q, v)
     attend(total, q, k, v, whole.tiles(0, 0), whole)
-    part, saved = finish(q, k, v, total)
+    part, saved = finish(q, k, v, total, job)
     return swap.partial_to_tokens(part, job), saved
 
 
