@@ -1,6 +1,9 @@
 """The %%torchrun cell, in a shell and in a real kernel."""
 
+import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +19,12 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import cpref
-from cpref.classroom.launch import _whole_characters
-from cpref.classroom.torchrun import _Screen
+from cpref.classroom.launch import Kept, RanksFailed, _first_failure, _unpacked
+from cpref.classroom.torchrun import _SHOWN, UsageError, _for_notebook, _Screen
 
-pytestmark = pytest.mark.distributed
-
-START = "import cpref, torch\ncpref.init(timeout=60)\nrank = cpref.comm.resolve(None).rank\n"
+START = "import os, torch, cpref\ncpref.init(timeout=60)\nrank = int(os.environ['RANK'])\n"
+SLEEPER = "98765"  # seconds; by this a process that a cell left behind is recognised
+distributed = pytest.mark.distributed
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +40,62 @@ def nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     yield
-    left = psutil.Process().children(recursive=True)
-    assert not [p for p in left if "cpref.classroom" in " ".join(p.cmdline())]
+    assert not processes_with(str(tmp_path))
+    assert not processes_with(SLEEPER)
     assert not list(tmp_path.glob("cpref-*"))
+
+
+def processes_with(word):
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word in argument for argument in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
 
 
 def run(shell, options, cell):
     return shell.run_cell(f"%%torchrun {options}\n{cell}")
 
 
-def test_rank_0_prints_and_its_values_come_back(shell, capsys):
-    cell = START + "print('hello from', rank)\ncpref.keep(x=torch.ones(2) + rank, y=[1, {'a': 2}])"
+def failure(shell, options, cell):
+    result = run(shell, options, cell)
+    assert not result.success
+    return str(result.error_in_exec)
+
+
+@distributed
+def test_rank_0_prints_and_its_values_come_back(shell, capfd):
+    cell = START + (
+        "x = torch.ones(2) + rank\ntorch.distributed.all_reduce(x)\n"
+        "print('hello from', rank, sum(torch.tensor([1, 2])).item())\n"
+        "cpref.keep(x=x, y=[1, {'a': 2}])"
+    )
     assert run(shell, "-n 2", cell).success
-    assert capsys.readouterr().out == "hello from 0\n"
-    assert torch.equal(shell.user_ns["x"], torch.ones(2))
+    shown = capfd.readouterr()
+    assert shown.out == "hello from 0 3\n"
+    assert shown.err == ""  # no word of torchrun, nor of a group that was not destroyed
+    assert torch.equal(shell.user_ns["x"], torch.tensor([3.0, 3.0]))
     assert shell.user_ns["y"] == [1, {"a": 2}]
 
 
-def test_each_shows_and_returns_every_rank(shell, capsys):
-    cell = START + "print('a', rank)\nprint('b', end='')\nif rank: cpref.keep(z=rank)"
-    assert run(shell, "-n 2 --each", cell).success
+@distributed
+def test_each_shows_and_returns_every_rank_in_order(shell, capsys):
+    left_behind = (
+        "import subprocess, sys, threading, time\n"
+        f"subprocess.Popen(['sleep', '{SLEEPER}'], start_new_session=True)\n"
+        f"threading.Thread(target=time.sleep, args=({SLEEPER},)).start()\n"
+    )
+    cell = left_behind + START + "print('a', rank)\nprint('b', end='')\nif rank: cpref.keep(z=rank)"
+    assert run(shell, "-n 3 --each", cell + "\nsys.exit()").success
     lines = capsys.readouterr().out.splitlines()
-    for rank in (0, 1):
-        mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
-        assert mine == [f"[rank {rank}] a {rank}", f"[rank {rank}] b"]
-    assert shell.user_ns["z"] == [None, 1]
+    assert lines == [f"[rank {r}] {line}" for r in range(3) for line in (f"a {r}", "b")]
+    assert shell.user_ns["z"] == [None, 1, 2]
 
 
-def test_the_first_failing_rank_is_shown_with_the_line_of_the_cell(shell, capsys):
+@distributed
+def test_the_first_failing_rank_is_shown_with_the_line_of_the_cell(shell):
     cell = START + "if rank == 1:\n    1 / 0\ntorch.distributed.barrier()"
-    result = run(shell, "-n 2", cell)
-    assert not result.success
-    said = str(result.error_in_exec)
+    said = failure(shell, "-n 2", cell)
     assert said.startswith("rank 1 of 2 failed:\nTraceback")
     assert 'File "%%torchrun cell", line 6' in said  # the magic is line 1
     assert "    1 / 0" in said
@@ -76,20 +103,102 @@ def test_the_first_failing_rank_is_shown_with_the_line_of_the_cell(shell, capsys
     assert said.count("Traceback") == 1
 
 
-def test_a_timeout_ends_ranks_that_ignore_signals_and_says_where_each_was(shell):
+@distributed
+def test_a_killed_rank_is_named_though_another_one_notices(shell):
+    cell = START + "if rank == 1:\n    os.kill(os.getpid(), 9)\ntorch.distributed.barrier()"
+    said = failure(shell, "-n 2", cell)
+    assert said == "rank 1 of 2 was ended by SIGKILL, as by a lack of memory"
+
+
+@distributed
+def test_a_crash_is_shown_with_its_line(shell):
+    said = failure(shell, "-n 1", "import ctypes\nctypes.string_at(0)")
+    assert said == "rank 0 of 1 was ended by SIGSEGV, at line 3: ctypes.string_at(0)"
+
+
+@distributed
+def test_an_interrupt_ends_ranks_that_ignore_signals_and_says_where_each_was(
+    shell, tmp_path, monkeypatch
+):
+    """And output comes while the ranks run: the interrupt waits for it."""
+    begun = threading.Event()
+    monkeypatch.setattr(_Screen, "show", lambda self, rank, text: rank or begun.set())
+
+    def interrupt():
+        begun.wait()
+        wait_until(lambda: list(tmp_path.glob("cpref-*/kept.2")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     deaf = "import signal\n" + "".join(
         f"signal.signal(signal.{name}, signal.SIG_IGN)\n" for name in ("SIGINT", "SIGTERM")
     )
-    cell = deaf + START + "if rank == 0:\n    torch.distributed.barrier()\nwhile True:\n    pass"
-    said = str(run(shell, "-n 2 --timeout 15", cell).error_in_exec)
-    assert "not done after 15 s" in said
-    assert "rank 0: at line 9: torch.distributed.barrier()" in said
-    assert "rank 1: at line 11: pass" in said or "rank 1: at line 10: while True:" in said
+    here = (
+        "if rank == 0: print('begun', end=''); torch.distributed.barrier()\n"
+        "if rank == 1:\n    while True: print('x' * 1000)"
+    )
+    result = run(shell, "-n 3", deaf + START + here)
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert str(result.error_in_exec).splitlines() == [
+        "interrupted, all ranks ended:",
+        "rank 0: at line 8: if rank == 0: print('begun', end=''); torch.distributed.barrier()",
+        "rank 1: at line 10: while True: print('x' * 1000)",
+        "rank 2: done",
+    ]
 
 
-def test_a_killed_rank_is_named(shell):
-    said = str(run(shell, "-n 1", "import os\nos.kill(os.getpid(), 9)").error_in_exec)
-    assert said == "rank 0 of 1 was ended by SIGKILL"
+@distributed
+def test_a_timeout_ends_the_ranks_and_says_how_far_each_was(shell):
+    said = failure(shell, "-n 2 --timeout 0.1", "while True: pass")
+    assert said.splitlines() == [
+        "not done after 0.1 s, all ranks ended:",
+        "rank 0: not yet started",
+        "rank 1: not yet started",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "shown"),
+    [
+        (
+            {0: (True, 1.0), 1: (False, 2.0), 2: (False, 3.0)},
+            {0: 1},
+            "rank 1 of 3 failed:\nerror 1",
+        ),
+        ({0: (True, 1.0), 2: (True, 3.0)}, {0: 1}, "rank 0 of 3 failed:\nerror 0"),
+        ({0: (True, 1.0)}, {1: -9}, "rank 1 of 3 was ended by SIGKILL, as by a lack of memory"),
+        ({0: (False, 1.0)}, {1: -15}, "rank 0 of 3 failed:\nerror 0"),
+        ({}, {2: 7}, "rank 2 of 3 exited with 7"),
+        ({}, None, "rank 2 of 3 left before its cell was done"),
+    ],
+)
+def test_what_failed_first_is_shown(errors, code, shown, tmp_path):
+    for rank, (secondary, when) in errors.items():
+        error = {"secondary": secondary, "when": when, "text": f"error {rank}"}
+        (tmp_path / f"error.{rank}").write_text(json.dumps(error))
+    if code:
+        (tmp_path / "failed").write_text(json.dumps(code))
+    assert _first_failure(tmp_path, 3, left=2) == shown
+
+
+def test_a_value_that_only_its_cell_can_read_is_named(monkeypatch):
+    class Local:
+        pass
+
+    Local.__module__, Local.__qualname__ = "__main__", "Local"
+    monkeypatch.setattr(sys.modules["__main__"], "Local", Local, raising=False)
+    packed = io.BytesIO()
+    torch.save(Local(), packed)
+    monkeypatch.undo()
+    with pytest.raises(RanksFailed, match=r"keep: a cannot be read in the notebook .*Local"):
+        _unpacked("a", packed.getvalue())
+
+
+def test_a_value_that_rank_0_did_not_keep_is_named():
+    kept = Kept([{"a": 1}, {"b": 2}])
+    with pytest.raises(UsageError, match="b was kept by rank 1 and not by rank 0"):
+        _for_notebook(kept, each=False)
+    assert _for_notebook(kept, each=True) == {"a": [1, None], "b": [None, 2]}
 
 
 def test_what_cannot_be_kept_is_named():
@@ -97,22 +206,27 @@ def test_what_cannot_be_kept_is_named():
         cpref.keep(f=lambda: 1)
 
 
-def test_long_output_is_cut(capsys):
-    screen = _Screen(1, prefixed=False)
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_long_output_is_cut(prefixed, capsys):
+    screen = _Screen(2, prefixed=prefixed)
     for _ in range(300):
-        screen.show(0, "x" * 10_000)
+        for rank in (0, 1):
+            screen.show(rank, "x" * 10_000)
+    screen.finish()
     said = capsys.readouterr().out
-    assert len(said) < 1.1 * 2**20
-    assert said.endswith("... the rest of the output is not shown\n")
+    assert len(said) < 1.1 * _SHOWN
+    assert said.count("... the rest of the output is not shown\n") == 2
 
 
-def test_characters_that_arrive_in_pieces_are_put_together():
-    text = "a·é€𝄞".encode()
-    for end in range(len(text) + 1):
-        whole = _whole_characters(text[:end])
-        text[:whole].decode()
-        assert end - whole < 4
-    assert _whole_characters(text) == len(text)
+def test_of_a_progress_bar_each_rank_shows_the_last_state(capsys):
+    screen = _Screen(2, prefixed=True)
+    for text in ("\r10 %", "\r20 %", "\r20 %\n\nend"):
+        screen.show(1, text)
+    screen.show(0, "whole\nhalf")
+    assert capsys.readouterr().out == "[rank 0] whole\n"
+    screen.finish()
+    shown = ["[rank 0] half", "[rank 1] 20 %", "[rank 1] ", "[rank 1] end"]
+    assert capsys.readouterr().out.splitlines() == shown
 
 
 @pytest.mark.parametrize(
@@ -122,59 +236,71 @@ def test_characters_that_arrive_in_pieces_are_put_together():
         ("-n two", "invalid int value: 'two'"),
         ("-m 2", "unrecognized arguments: -m 2"),
         ("--timeout 0", "--timeout is 0"),
+        ("--timeout nan", "--timeout is nan"),
         ("--timeout soon", "invalid float value"),
+        ("-n 'two", "No closing quotation"),
     ],
 )
 def test_wrong_options_are_one_line(shell, options, words, capsys):
-    result = run(shell, options, "1")
-    assert not result.success
-    assert words in str(result.error_in_exec)
-    assert str(result.error_in_exec).count("\n") == 0
+    said = failure(shell, options, "1")
+    assert words in said
+    assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_syntax_error_starts_no_rank(shell):
-    start = time.monotonic()
-    said = str(run(shell, "-n 2", "x = = 1").error_in_exec)
-    assert 'File "%%torchrun cell", line 2' in said
+def test_a_syntax_error_starts_no_rank(shell, monkeypatch):
+    monkeypatch.setattr("cpref.classroom.torchrun.launch", None)
+    said = failure(shell, "-n 2", "y = 1\nx = = 1")
+    assert 'File "%%torchrun cell", line 3' in said
     assert "SyntaxError" in said
-    assert time.monotonic() - start < 2
 
 
-def test_an_interrupt_ends_the_ranks(shell):
-    threading.Timer(6, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    result = run(shell, "-n 2", "import time\ntime.sleep(1000)")
-    assert isinstance(result.error_in_exec, KeyboardInterrupt)
-
-
-def test_ranks_end_when_their_kernel_is_killed():
-    source = (
-        "from cpref.classroom.launch import launch\nlaunch(2, cell='import time; time.sleep(1000)')"
+@distributed
+@pytest.mark.parametrize("moment", ["agent", "ranks"])
+def test_ranks_end_when_their_kernel_is_killed(moment, tmp_path):
+    begun = tmp_path / "begun"
+    cell = (
+        "import os, subprocess, time\n"
+        f"subprocess.Popen(['sleep', '{SLEEPER}'], start_new_session=True)\n"
+        f"open({str(begun)!r} + os.environ['RANK'], 'w').close()\ntime.sleep({SLEEPER})"
     )
+    source = f"from cpref.classroom.launch import launch\nlaunch(2, cell={cell!r})"
     kernel = subprocess.Popen([sys.executable, "-c", source])
-    top = psutil.Process(kernel.pid)
-    deadline = time.monotonic() + 60
-    ranks = []
-    while len(ranks) < 2 and time.monotonic() < deadline:
-        family = top.children(recursive=True)
-        lines = [" ".join(p.cmdline()) for p in family]
-        ranks = [line for line in lines if "cpref.classroom.rank" in line and "agent" not in line]
-        time.sleep(0.2)
+    awaited = {
+        "agent": lambda: processes_with(f"{tmp_path}/cpref-"),
+        "ranks": lambda: len(list(tmp_path.glob("begun*"))) == 2,
+    }
+    wait_until(awaited[moment])
     kernel.kill()
     kernel.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert len(ranks) == 2
-    assert not alive
+    # the fixture would come too early: they end by themselves, but after their kernel
+    wait_until(lambda: not processes_with(f"{tmp_path}/cpref-") and not processes_with(SLEEPER))
+    wait_until(lambda: not list(tmp_path.glob("cpref-*")))
 
 
+def wait_until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@distributed
 def test_a_real_kernel_runs_the_cell_and_sees_its_failure():
     cells = [
         "%load_ext cpref",
-        "%%torchrun -n 1\nprint('ran')\nraise ValueError('on purpose')",
+        "%%torchrun -n 1\nimport cpref\nprint('ran')\ncpref.keep(x=1)",
+        "assert x == 1",
+        "%%torchrun -n 1\nraise ValueError('on purpose')",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     client = nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3")
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="on purpose"):
         client.execute()
-    printed, failure = notebook.cells[1].outputs
-    assert printed.text == "ran\n"
-    assert "line 3" in "".join(failure.traceback)
+    assert [output.text for output in notebook.cells[1].outputs] == ["ran\n"]
+    (shown,) = notebook.cells[3].outputs
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown.traceback))
+    assert text.splitlines()[:3] == [
+        "rank 0 of 1 failed:",
+        "Traceback (most recent call last):",
+        '  File "%%torchrun cell", line 2, in <module>',
+    ]
