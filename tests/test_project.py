@@ -1,7 +1,7 @@
 """The files around the package: versions stand in one place, and the README says what is true."""
 
-import os
 import configparser
+import os
 import re
 import subprocess
 import sys
