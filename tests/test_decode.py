@@ -27,7 +27,7 @@ def without_cache(tokens, new_tokens):
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 @pytest.mark.parametrize("seq_len", [1, 2, 17, 32])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_generated_tokens_are_those_of_one_rank(ranks, seq_len, layout):
     expected = without_cache(prompt(seq_len), 8)
     for tokens in cpref.run_local(

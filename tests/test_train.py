@@ -16,6 +16,7 @@ def losses(group, strategy="ring", layout="zigzag", seq_len=96):
     return [step.loss for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "all_gather", "reduce_scatter", "ulysses"])
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 def test_training_on_several_ranks_is_training_on_one(strategy, layout):
