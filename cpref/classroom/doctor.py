@@ -1,9 +1,11 @@
 """`cpref doctor`: what this machine has, what would not work, and how to mend it."""
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -43,7 +46,11 @@ def examine() -> Iterator[Finding]:
         _ranks,
     )
     for look in looks:
-        yield from look()
+        try:
+            yield from look()
+        except Exception as error:  # why: what breaks one look must not hide the others
+            name = look.__name__.strip("_")
+            yield Finding(name, f"{type(error).__name__}: {error}", False, "mend what it says")
 
 
 def _python() -> Iterator[Finding]:
@@ -87,8 +94,8 @@ def _accelerators() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     usable = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
     cores = usable or os.cpu_count() or 1
-    yield Finding("cores", str(cores), cores >= 2, "one core works, but ranks take turns on it")
-    free = psutil.virtual_memory().available / 2**30
+    yield Finding("cores", "1: ranks take turns on it" if cores == 1 else str(cores))
+    free = _free_memory() / 2**30
     yield Finding("free memory", f"{free:.1f} GiB", free > 2, "close programs: lessons want 2 GiB")
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**20
@@ -96,13 +103,28 @@ def _machine() -> Iterator[Finding]:
         yield Finding("/dev/shm", f"{shared:.0f} MiB free", shared > 60, remedy)
 
 
+def _free_memory() -> int:
+    """Bytes that programs can still have: in a container, within its own limit."""
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.M)
+        free = min(free, limit - used + int(cached[1] if cached else 0))
+    return free
+
+
 def _network() -> Iterator[Finding]:
-    name = socket.gethostname()
+    name = socket.getfqdn()  # what the plain torchrun tells the ranks; %%torchrun says localhost
     try:
         address = socket.gethostbyname(name)
+        socket.create_server((address, 0)).close()  # why: a name may be that of another machine
         yield Finding("host name", f"{name} is {address}")
     except OSError as error:
-        remedy = f"add '127.0.0.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+        remedy = (
+            f"add '127.0.0.1 {socket.gethostname()}' to /etc/hosts, or start torchrun with "
+            "--local-addr=localhost, else it hangs; %%torchrun does without the name"
+        )
         yield Finding("host name", f"{name}: {error}", False, remedy)
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -112,20 +134,24 @@ def _network() -> Iterator[Finding]:
 
 
 def _jupyter() -> Iterator[Finding]:
-    try:
-        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-    except ImportError:
-        yield Finding("Jupyter", "not installed", False, "pip install 'cpref[lab]', or make setup")
+    lacking = [name for name in ("jupyterlab", "ipywidgets", "ipykernel") if not find_spec(name)]
+    if lacking:
+        remedy = "pip install 'cpref[lab]', or make setup"
+        yield Finding("Jupyter", f"without {', '.join(lacking)}", False, remedy)
         return
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    remedy = f"{sys.executable} -m ipykernel install --sys-prefix"
     try:
-        kernel = KernelSpecManager().get_kernel_spec("python3").argv[0]
+        kernel = Path(KernelSpecManager().get_kernel_spec("python3").argv[0])
     except NoSuchKernel:
-        remedy = f"{sys.executable} -m ipykernel install --sys-prefix"
         yield Finding("Jupyter kernel", "no kernel 'python3'", False, remedy)
         return
-    same = not os.path.isabs(kernel) or os.path.samefile(kernel, sys.executable)
-    remedy = f"{sys.executable} -m ipykernel install --sys-prefix"
-    yield Finding("Jupyter kernel", "this Python" if same else kernel, same, remedy)
+    # why: by folder, since the programs of two environments are often links to the same one
+    same = (
+        not kernel.is_absolute() or kernel.parent.resolve() == Path(sys.executable).parent.resolve()
+    )
+    yield Finding("Jupyter kernel", "this Python" if same else str(kernel), same, remedy)
 
 
 def _pins() -> Iterator[Finding]:
@@ -150,22 +176,29 @@ def _pins() -> Iterator[Finding]:
 
 
 _ALL_REDUCE = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(1)
-dist.all_reduce(x)
-assert x.item() == 2
-dist.destroy_process_group()
+import cpref, torch
+device = cpref.init(timeout=60)
+x = torch.ones(1, device=device)
+torch.distributed.all_reduce(x)
+cpref.keep(sum=x.item())
 """
 
 
 def _ranks() -> Iterator[Finding]:
-    remedy = "see the lines above: host name, ports and /dev/shm are the usual causes"
+    """Real ranks add up ones where they would compute: two, if there are not fewer accelerators."""
+    ranks = 2
+    if torch.accelerator.is_available():
+        ranks = min(2, torch.accelerator.device_count())
     try:
-        launch(2, cell=_ALL_REDUCE, timeout=90)
-        yield Finding("two ranks", "started with torchrun, added 1 and 1 over gloo")
+        sums = [kept["sum"] for kept in launch(ranks, cell=_ALL_REDUCE, timeout=90).by_rank]
     except RanksFailed as error:
-        yield Finding("two ranks", str(error), False, remedy)
+        remedy = "see the lines above: host name, ports and /dev/shm are the usual causes"
+        yield Finding("ranks", str(error), False, remedy)
+        return
+    remedy = "this torch adds wrongly: install another build"
+    yield Finding(
+        "ranks", f"{ranks} started with torchrun, sums {sums}", sums == [ranks] * ranks, remedy
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +211,8 @@ def run(args: argparse.Namespace) -> int:
     for finding in examine():
         findings.append(finding)
         if not args.json:
-            print(f"{'ok ' if finding.ok else 'NOT'}  {finding.name:16} {finding.value}")
+            value = finding.value.replace("\n", f"\n{'':22}")
+            print(f"{'ok ' if finding.ok else 'NOT'}  {finding.name:16} {value}")
             if not finding.ok:
                 print(f"     {'':16} -> {finding.remedy}")
     wrong = [finding for finding in findings if not finding.ok]
