@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
 
 from ..layout import LAYOUTS, place
 from ..mask import Causal
-from .picture import BLACK, BLUE, ORANGE, PALETTE, Picture, blank
+from .picture import BLACK, BLUE, ORANGE, PALETTE, VERMILLION, Picture, blank
 
 
 def losses(alone: Sequence[float], together: Sequence[float], ranks: int) -> Picture:
@@ -83,7 +84,9 @@ def layouts(seq_len: int, world_size: int) -> Picture:
         rank = grid[row, position]
         owners.broken_barh([(position, 0.94)], (row - 0.4, 0.8), color=PALETTE[rank % len(PALETTE)])
         if seq_len <= 24:
-            owners.text(position + 0.47, row, rank, ha="center", va="center", fontsize=8)
+            color = _ink(PALETTE[rank % len(PALETTE)])
+            where = {"ha": "center", "va": "center", "fontsize": 8}
+            owners.text(position + 0.47, row, rank, color=color, **where)
     owners.set(xlim=(0, seq_len), ylim=(len(LAYOUTS) - 0.5, -0.5))
     owners.set_yticks(range(len(LAYOUTS)), LAYOUTS)
     owners.set_xlabel("position in the sequence")
@@ -111,13 +114,10 @@ def layouts(seq_len: int, world_size: int) -> Picture:
 def attention_matrix(seq_len: int, world_size: int, layout: str) -> Picture:
     """Which rank computes which (query, key) pair of causal attention, and whose keys it needs."""
     figure, axes = blank(5.2, 4.4)
-    placement, owner = place(seq_len, world_size, layout), np.empty(seq_len, dtype=int)
-    for rank in range(world_size):
-        owner[placement.positions(rank)] = rank
+    placement, owner = place(seq_len, world_size, layout), _owners(seq_len, world_size, layout)
     query, key = np.mgrid[:seq_len, :seq_len]
     seen, own = key <= query, owner[query] == owner[key]
-    colors = np.array([to_rgb(PALETTE[rank % len(PALETTE)]) for rank in range(world_size)])
-    image = colors[owner[query]]
+    image = _colored_rows(owner, world_size)
     image[~own] = 0.45 * image[~own] + 0.55  # paler: the key lives on another rank
     image[~seen] = 1
     axes.imshow(image, extent=(-0.5, seq_len - 0.5, seq_len - 0.5, -0.5))
@@ -137,42 +137,122 @@ def attention_matrix(seq_len: int, world_size: int, layout: str) -> Picture:
     return Picture(figure, alt)
 
 
-def balance(seq_len: int, world_size: int) -> Picture:
-    """The causal pairs of each rank under each layout, as a share of an even split."""
-    figure, axes = blank(7.2, 3.0)
+def work(seq_len: int, world_size: int, layout: str) -> Picture:
+    """Which rank computes which pair of causal attention, and its share of an even split."""
+    figure, (matrix, shares) = blank(7.2, 3.4, ncols=2, width_ratios=[1, 1])
+    image = _colored_rows(_owners(seq_len, world_size, layout), world_size)
+    image[np.triu_indices(seq_len, 1)] = 1
+    matrix.imshow(image, extent=(-0.5, seq_len - 0.5, seq_len - 0.5, -0.5))
+    matrix.set_xlabel("key position")
+    matrix.set_ylabel("query position (colour: its rank)")
     even = seq_len * (seq_len + 1) / 2 / world_size
-    ranks, said = np.arange(world_size), []
-    for offset, (name, color) in enumerate(zip(LAYOUTS, PALETTE, strict=False)):
-        shares = [pairs / even for pairs in _causal_pairs(seq_len, world_size, name)]
-        axes.bar(ranks + (offset - 1) * 0.27, shares, width=0.25, color=color, label=name)
-        said.append(f"{name} {', '.join(f'{share:.2f}' for share in shares)}")
-    axes.axhline(1, color=BLACK, linewidth=0.8, linestyle="--")
-    first, *_, last = (p / even for p in _causal_pairs(seq_len, world_size, "contiguous"))
-    axes.set_title(
-        f"Contiguous: rank 0 does {first:.2f} of an even share, rank {world_size - 1} {last:.2f}"
+    share = [pairs / even for pairs in _causal_pairs(seq_len, world_size, layout)]
+    names = [f"rank {rank}" for rank in range(world_size)]
+    bars = shares.barh(names, share, color=[PALETTE[r % len(PALETTE)] for r in range(world_size)])
+    shares.axvline(1, color=BLACK, linewidth=0.8, linestyle="--", zorder=0)
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    shares.bar_label(bars, fmt="%.2f", padding=4, bbox=ground)
+    shares.invert_yaxis()
+    shares.set_xlim(0, max(share) * 1.25)
+    shares.set_xlabel("causal pairs / even share")
+    figure.suptitle(f"{layout}: the busiest rank has {max(share):.2f} times an even share")
+    said = ", ".join(f"{name} {part:.2f}" for name, part in zip(names, share, strict=True))
+    alt = (
+        f"Causal attention of {seq_len} tokens on {world_size} ranks, {layout}, as a matrix of "
+        "queries by keys, each row in the colour of its rank. Each rank's area as a share of an "
+        f"even split: {said}."
     )
-    axes.set_xlabel("rank")
-    axes.set_xticks(ranks)
-    axes.set_ylabel("causal pairs / even share")
-    axes.legend(ncols=3, loc="upper left")
-    axes.set_ylim(0, last * 1.25)
-    alt = f"Causal pairs of ranks 0 to {world_size - 1}, even share 1: {'; '.join(said)}."
     return Picture(figure, alt)
 
 
-def learning(curves: dict[str, Sequence[float]], chance: float, title: str) -> Picture:
-    """Losses against training steps, with the loss of guessing."""
+def wrong_scores(wrong: dict[str, np.ndarray]) -> Picture:
+    """Which causal scores come out wrong. wrong: by layout, (S, S) bool, queries by keys."""
+    figure, panels = blank(7.2, 3.6, ncols=len(wrong), squeeze=False)
+    shares, colors = {}, np.array([to_rgb(BLUE), to_rgb(VERMILLION)])
+    for axes, (name, marked) in zip(panels[0], wrong.items(), strict=True):
+        marked = np.asarray(marked, dtype=bool)
+        seq_len = len(marked)
+        image = colors[marked.astype(int)]
+        image[np.triu_indices(seq_len, 1)] = 1
+        axes.imshow(image, extent=(-0.5, seq_len - 0.5, seq_len - 0.5, -0.5))
+        shares[name] = marked[np.tril_indices(seq_len)].mean()
+        axes.set_title(f"{name}: {shares[name]:.0%} wrong", fontsize=10)
+        axes.set_xlabel("key position")
+        axes.set_ylabel("query position")
+    patches = [Patch(color=BLUE, label="right"), Patch(color=VERMILLION, label="wrong")]
+    panels[0, -1].legend(handles=patches, loc="upper right")
+    first, *others = (f"{share:.0%} under {name}" for name, share in shares.items())
+    said = ", ".join([first.replace(" under", " of the scores under"), *others])
+    figure.suptitle(f"Local numbers spoil {said}", fontsize=11)
+    alt = f"Matrices of queries by keys, each causal score right or wrong. Wrong: {said}."
+    return Picture(figure, alt)
+
+
+def learning(
+    curves: dict[str, Sequence[float]], level: float, level_name: str, title: str
+) -> Picture:
+    """Losses against training steps, with a level to compare them with."""
     figure, axes = blank(7.2, 3.0)
     for (name, losses_of), color in zip(curves.items(), PALETTE, strict=False):
         axes.plot(range(1, len(losses_of) + 1), losses_of, color=color, linewidth=2, label=name)
-    axes.axhline(chance, color=BLACK, linewidth=0.8, linestyle="--", label="guessing")
+    axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", label=level_name)
     axes.set_title(title)
     axes.set_xlabel("training step")
     axes.set_ylabel("loss (nats)")
     axes.set_ylim(bottom=0)
     axes.legend()
     ends = "; ".join(f"{name} ends at {losses_of[-1]:.2f}" for name, losses_of in curves.items())
-    return Picture(figure, f"Loss against training step. Guessing costs {chance:.2f}; {ends}.")
+    return Picture(figure, f"Loss against training step. {level_name}: {level:.2f}; {ends}.")
+
+
+def recall(recalled: dict[str, Sequence[float]], cut: int, chance: float) -> Picture:
+    """The share of right answers, by the place of what is asked for.
+
+    cut: the first position on the rank that asks; chance: the share that guessing gets.
+    """
+    figure, axes = blank(7.2, 3.0)
+    before = {}
+    for (name, shares), color in zip(recalled.items(), PALETTE, strict=False):
+        style = {"drawstyle": "steps-mid", "linewidth": 5 if not before else 2}
+        axes.plot(range(len(shares)), shares, color=color, label=name, **style)
+        before[name] = sum(shares[:cut]) / cut
+    axes.axvline(cut - 0.5, color=BLACK, linewidth=0.8)
+    axes.text(cut - 0.7, 0.5, "other rank", ha="right", va="center")
+    axes.text(cut - 0.3, 0.5, "own rank", ha="left", va="center")
+    axes.axhline(chance, color=BLACK, linewidth=0.8, linestyle="--", label="guessing")
+    said = ", ".join(f"{share:.0%} with {name}" for name, share in before.items())
+    axes.set_title(f"From before the cut: {said}", fontsize=11)
+    axes.set_xlabel("position of the digit in the sequence")
+    axes.set_ylabel("share recalled")
+    axes.set_ylim(0, 1.05)
+    axes.legend(loc="center right")
+    after = {name: sum(s[cut:]) / len(s[cut:]) for name, s in recalled.items()}
+    same = ", ".join(f"{share:.0%} with {name}" for name, share in after.items())
+    alt = (
+        f"Share of digits recalled against their position. Before the cut at {cut}: {said}; "
+        f"after it: {same}. Guessing: {chance:.0%}."
+    )
+    return Picture(figure, alt)
+
+
+def _owners(seq_len: int, world_size: int, layout: str) -> np.ndarray:
+    """(S,) int: the rank that holds each position."""
+    placement, owner = place(seq_len, world_size, layout), np.empty(seq_len, dtype=int)
+    for rank in range(world_size):
+        owner[placement.positions(rank)] = rank
+    return owner
+
+
+def _colored_rows(owner: np.ndarray, world_size: int) -> np.ndarray:
+    """(S, S, 3): a matrix of queries by keys, each row in the colour of its rank."""
+    colors = np.array([to_rgb(PALETTE[rank % len(PALETTE)]) for rank in range(world_size)])
+    return np.repeat(colors[owner][:, None], len(owner), axis=1)
+
+
+def _ink(ground: str) -> str:
+    """Black or white, whichever is read more easily on `ground`."""
+    red, green, blue = to_rgb(ground)
+    return BLACK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def _causal_pairs(seq_len: int, world_size: int, layout: str) -> list[int]:

@@ -1,6 +1,8 @@
 """The figures with sliders: the same pictures, drawn anew as a reader moves them.
 
-Where no kernel runs, a widget shows nothing; so each stands beside its static twin in the lessons.
+Where no kernel runs, a widget shows nothing. So each brings its static twin along: the output of
+the cell holds the picture as it stood when the cell ran, with its words, and a viewer that cannot
+show the widget shows that.
 """
 
 from collections.abc import Callable
@@ -9,49 +11,53 @@ import ipywidgets as widgets
 
 from ..layout import LAYOUTS
 from . import figures
-from .picture import Picture
+from .picture import Picture, show
 
 
-def layouts() -> widgets.VBox:
-    """Who holds which token: sliders for the number of tokens and of ranks."""
-    return _explorer(
-        figures.layouts,
-        seq_len=widgets.IntSlider(16, 1, 48, description="tokens"),
-        world_size=widgets.IntSlider(4, 1, 8, description="ranks"),
-    )
+def attention_matrix() -> "Explorer":
+    """Who computes which pair, and which keys are elsewhere: tokens, ranks and layout."""
+    return Explorer(figures.attention_matrix, **_sequence("contiguous"))
 
 
-def attention_matrix() -> widgets.VBox:
-    """Who computes which pair: tokens, ranks and layout."""
-    return _explorer(
-        figures.attention_matrix,
-        seq_len=widgets.IntSlider(16, 2, 64, description="tokens"),
-        world_size=widgets.IntSlider(4, 1, 8, description="ranks"),
-        layout=widgets.Dropdown(options=LAYOUTS, value="contiguous", description="layout"),
-    )
+def work() -> "Explorer":
+    """Who computes which pair, and whether that is even: tokens, ranks and layout."""
+    return Explorer(figures.work, **_sequence("zigzag"))
 
 
-def balance() -> widgets.VBox:
-    """The work of each rank under a causal mask: sliders for tokens and ranks."""
-    return _explorer(
-        figures.balance,
-        seq_len=widgets.IntSlider(4096, 64, 8192, 64, description="tokens"),
-        world_size=widgets.IntSlider(4, 2, 16, description="ranks"),
-    )
+def _sequence(layout: str) -> dict[str, widgets.ValueWidget]:
+    return {
+        "seq_len": widgets.IntSlider(16, 2, 64, description="tokens"),
+        "world_size": widgets.IntSlider(4, 1, 8, description="ranks"),
+        "layout": widgets.Dropdown(options=LAYOUTS, value=layout, description="layout"),
+    }
 
 
-def _explorer(draw: Callable[..., Picture], **controls: widgets.ValueWidget) -> widgets.VBox:
-    """A picture under its controls; the words for those who do not see it below."""
-    image, words = widgets.Image(format="png"), widgets.HTML()
-    image.layout.max_width = "100%"
+class Explorer(widgets.VBox):
+    """A picture under its controls, and below it the words for those who do not see it.
 
-    def redraw(change=None) -> None:
-        picture = draw(**{name: control.value for name, control in controls.items()})
-        image.value = picture.png()
-        words.value = f"<small>{picture.alt}</small>"
+    draw: from the values of the controls, by name, to the picture.
+    """
 
-    for control in controls.values():
-        control.style.description_width = "60px"
-        control.observe(redraw, "value")
-    redraw()
-    return widgets.VBox([widgets.HBox(list(controls.values())), image, words])
+    def __init__(self, draw: Callable[..., Picture], **controls: widgets.ValueWidget):
+        self._draw, self._controls = draw, controls
+        self._image, self._words = widgets.Image(format="png"), widgets.HTML()
+        self._image.layout.max_width = "100%"
+        for control in controls.values():
+            control.style.description_width = "60px"
+            control.observe(self._redraw, "value")
+        self._redraw()
+        super().__init__([widgets.HBox(list(controls.values())), self._image, self._words])
+
+    def _redraw(self, change: object = None) -> None:
+        values = {name: control.value for name, control in self._controls.items()}
+        self._picture = self._draw(**values)
+        self._image.value = self._picture.png()
+        self._words.value = f"<small>{self._picture.alt}</small>"
+
+    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
+        twin, metadata = self._picture._repr_mimebundle_()
+        return super()._repr_mimebundle_(**kwargs) | twin, metadata
+
+    def _ipython_display_(self) -> None:
+        data, metadata = self._repr_mimebundle_()
+        show(data, metadata, self._picture.alt, label="in words, before a slider is moved")

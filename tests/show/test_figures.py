@@ -1,6 +1,8 @@
 import base64
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from cpref.show import figures
 from cpref.show.picture import PALETTE, Picture
@@ -77,6 +79,44 @@ def test_the_layouts_show_every_token_once_and_the_pairs_of_each_rank(seq_len):
         assert f"{name}: rank 0 holds" in picture.alt
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize(("seq_len", "world_size"), [(16, 4), (17, 5), (1, 3), (5, 1)])
+def test_the_area_of_each_rank_is_its_share_of_the_work(layout, seq_len, world_size):
+    matrix, shares = figures.work(seq_len, world_size, layout).figure.axes
+    drawn = matrix.images[0].get_array()
+    even = seq_len * (seq_len + 1) / 2 / world_size
+    for rank, bar in enumerate(shares.patches):
+        area = np.isclose(drawn, to_rgb(PALETTE[rank])).all(-1).sum()
+        assert bar.get_width() == pytest.approx(area / even)
+
+
+def test_the_title_names_the_busiest_rank_s_share():
+    assert "1.71 times an even share" in figures.work(16, 4, "contiguous").figure.get_suptitle()
+    assert "1.00 times an even share" in figures.work(16, 4, "zigzag").figure.get_suptitle()
+
+
+def test_only_scores_that_a_causal_mask_leaves_are_counted_as_wrong():
+    across = np.arange(4)[:, None] // 2 != np.arange(4) // 2
+    picture = figures.wrong_scores({"halves": across, "all": np.ones((4, 4), bool)})
+    assert picture.figure.get_suptitle().endswith("40% of the scores under halves, 100% under all")
+    drawn = picture.figure.axes[0].images[0].get_array()
+    assert (drawn[np.triu_indices(4, 1)] == 1).all()
+
+
+def test_recall_is_judged_on_each_side_of_the_cut():
+    picture = figures.recall({"a": [0.0, 0.5, 1.0, 0.8], "b": [1.0] * 4}, cut=2, chance=0.1)
+    (axes,) = picture.figure.axes
+    assert "25% with a, 100% with b" in axes.get_title()
+    assert "after it: 90% with a, 100% with b" in picture.alt
+    assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.0, 0.8]
+
+
+def test_learning_is_drawn_against_its_level():
+    (axes,) = figures.learning({"a": [2.0, 1.0]}, 1.5, "guessing", "A falls").figure.axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert lines == {"a": [2.0, 1.0], "guessing": [1.5, 1.5]}
+
+
 def test_a_picture_carries_its_words_to_the_notebook(tmp_path):
     picture = demo_pictures()["losses"]
     data, metadata = picture._repr_mimebundle_()
@@ -84,3 +124,12 @@ def test_a_picture_carries_its_words_to_the_notebook(tmp_path):
     assert data["text/plain"] == metadata["image/png"]["alt"] == picture.alt
     picture.save(tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cell_shows_a_picture_and_below_it_the_words(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **how: shown.append((data, how)))
+    Picture(figures.learning({"a": [1]}, 1, "b", "c").figure, "1 < 2")._ipython_display_()
+    (image, image_how), (words, _) = shown
+    assert image_how["metadata"]["image/png"]["alt"] == image["text/plain"] == "1 < 2"
+    assert words == {"text/html": "<details><summary>in words</summary>1 &lt; 2</details>"}
