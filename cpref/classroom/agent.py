@@ -71,7 +71,9 @@ def _config(folder: Path, ranks: int) -> LaunchConfig:
 def _end_with_the_starter(folder: Path) -> None:
     gone = os.read(0, 1) == b""
     _end_all_below()
-    if gone:
+    deadline = time.monotonic() + 5
+    while gone and folder.exists() and time.monotonic() < deadline:
+        # why more than once: until it ends, the agent itself may still write into it
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
