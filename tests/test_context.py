@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cpref
 
+pytestmark = pytest.mark.slow
+
 RANKS, S = 4, 64
 
 

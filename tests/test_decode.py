@@ -5,6 +5,8 @@ import cpref
 from cpref.decode import ShardedCache, generate
 from cpref.model import Config, Decoder
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Config(vocab=40, layers=2, width=32, heads=4, kv_heads=2, hidden=48)
 
 

@@ -23,6 +23,7 @@ def counted(group, shape, dtype, strategy, layout):
 STRATEGIES = ["ring", "all_gather", "reduce_scatter", "ulysses"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(("kv_heads", "v_head_dim"), [(8, 16), (2, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -10,6 +10,8 @@ from cpref.show.picture import PALETTE, Picture
 ALONE, TOGETHER = [5.5, 4.0, 3.0], [5.5, 4.0, 3.003]
 MIB = 2**20
 
+pytestmark = pytest.mark.slow  # drawing takes a third of a second
+
 
 def demo_pictures() -> dict[str, Picture]:
     return {

@@ -4,6 +4,8 @@ import pytest
 
 from cpref.show import figures
 
+pytestmark = pytest.mark.slow
+
 widgets = pytest.importorskip("cpref.show.widgets")
 VIEW = "application/vnd.jupyter.widget-view+json"
 
