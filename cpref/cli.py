@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, purpose) in COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose)
-        if words and words[0] == name:  # why: importing torch for a list of commands is slow
+        if words and words[0] == name:  # why: no command should wait for what another one imports
             import_module(module).add_arguments(command)
     args = parser.parse_args(words)
     return _run(import_module(COMMANDS[args.command][0]).run, args)

@@ -31,6 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from . import rank
 
 _SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans below us become our children
+_ending = threading.Lock()  # never released: one thread ends the process, the other waits for that
 
 
 def main(folder: Path, ranks: int, arguments: list[str]) -> int:
@@ -48,6 +49,7 @@ def main(folder: Path, ranks: int, arguments: list[str]) -> int:
         codes = {number: failure.exitcode for number, failure in error.failures.items()}
         rank.write_whole(folder / "failed", json.dumps(codes).encode())
     finally:
+        _ending.acquire()  # why: ranks that the other thread ends look to torch like a failure
         _end_all_below()
     return 1
 
@@ -70,6 +72,7 @@ def _config(folder: Path, ranks: int) -> LaunchConfig:
 
 def _end_with_the_starter(folder: Path) -> None:
     gone = os.read(0, 1) == b""
+    _ending.acquire()
     _end_all_below()
     deadline = time.monotonic() + 5
     while gone and folder.exists() and time.monotonic() < deadline:

@@ -1,11 +1,8 @@
 """`cpref doctor`: what this machine has, what would not work, and how to mend it."""
 
 import argparse
-import contextlib
 import json
-import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -16,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from .launch import RanksFailed, launch
+from .machine import cores, free_memory
 
 
 @dataclass(frozen=True)
@@ -92,26 +89,13 @@ def _accelerators() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    usable = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else 0
-    cores = usable or os.cpu_count() or 1
-    yield Finding("cores", "1: ranks take turns on it" if cores == 1 else str(cores))
-    free = _free_memory() / 2**30
+    yield Finding("cores", "1: ranks take turns on it" if cores() == 1 else str(cores()))
+    free = free_memory() / 2**30
     yield Finding("free memory", f"{free:.1f} GiB", free > 2, "close programs: lessons want 2 GiB")
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").free / 2**20
         remedy = "give the container more: docker run --shm-size=1g"
         yield Finding("/dev/shm", f"{shared:.0f} MiB free", shared > 60, remedy)
-
-
-def _free_memory() -> int:
-    """Bytes that programs can still have: in a container, within its own limit."""
-    free = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.M)
-        free = min(free, limit - used + int(cached[1] if cached else 0))
-    return free
 
 
 def _network() -> Iterator[Finding]:

@@ -8,9 +8,7 @@ do not listen, and their folder of temporary files is removed.
 import codecs
 import contextlib
 import io
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,12 +21,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from .rank import CELL
+from .machine import cores
+from .outcome import failures, first_failure, has_left, where
+from .rank import ERROR_LINGER
 
 Output = Callable[[int, str], None]
 _POLL = 0.02  # seconds between two looks at the ranks
 _GRACE = 2.0  # seconds that ranks are given to end before they are killed
-_SILENT = "does not answer"
+_ALIKE = 0.3  # seconds in which ranks that fail alike do so; less than they linger
 
 
 class RanksFailed(RuntimeError):
@@ -85,9 +85,13 @@ class _Pipes:
     def __init__(self, folder: Path, ranks: int, on_output: Output):
         self._on_output = on_output
         self._ends: list[int] = []
-        for rank in range(ranks):
-            os.mkfifo(folder / f"out.{rank}")
-            self._ends.append(os.open(folder / f"out.{rank}", os.O_RDONLY | os.O_NONBLOCK))
+        try:
+            for rank in range(ranks):
+                os.mkfifo(folder / f"out.{rank}")
+                self._ends.append(os.open(folder / f"out.{rank}", os.O_RDONLY | os.O_NONBLOCK))
+        except OSError as error:
+            self._close()  # why: a notebook that has no file left to open is lost
+            raise RanksFailed(f"{ranks} ranks cannot start: {error.strerror}; use fewer") from None
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = [decoder(errors="replace") for _ in self._ends]
 
@@ -110,14 +114,17 @@ class _Pipes:
             while self.pass_on():
                 pass
         finally:
-            for end in self._ends:
-                os.close(end)
+            self._close()
+
+    def _close(self) -> None:
+        for end in self._ends:
+            os.close(end)
 
 
 @contextlib.contextmanager
 def _agent(ranks: int, module: list[str], folder: Path) -> Iterator[subprocess.Popen]:
     """torchrun's agent as a child of ours; on leaving, it and all its ranks are gone."""
-    share = max(1, _cores() // ranks)
+    share = max(1, cores() // ranks)
     environment = {
         "OMP_NUM_THREADS": str(share),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # why: the transports' warnings have times and ports
@@ -144,12 +151,6 @@ def _agent(ranks: int, module: list[str], folder: Path) -> Iterator[subprocess.P
         _end(agent, folder)
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _follow(
     agent: subprocess.Popen, ranks: int, folder: Path, timeout: float | None, pipes: _Pipes
 ) -> None:
@@ -157,89 +158,26 @@ def _follow(
     try:
         while not all((folder / f"kept.{rank}").exists() for rank in range(ranks)):
             if agent.poll() is not None:
-                raise RanksFailed(_first_failure(folder, ranks))
+                raise RanksFailed(first_failure(folder, ranks))
             if timeout is not None and time.monotonic() - started > timeout:
-                where = _where(folder, ranks)
-                raise RanksFailed(f"not done after {timeout:g} s, all ranks ended:\n{where}")
-            left = next((rank for rank in range(ranks) if _has_left(folder, rank)), None)
+                places = where(folder, ranks)
+                raise RanksFailed(f"not done after {timeout:g} s, all ranks ended:\n{places}")
+            failed = failures(folder, ranks)
+            age = time.time() - min((failure.when for failure in failed), default=time.time())
+            if age > _ALIKE and not all(failure.secondary for failure in failed):
+                raise RanksFailed(first_failure(folder, ranks))
+            left = next((rank for rank in range(ranks) if has_left(folder, rank)), None)
             if left is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     agent.wait(5 * _GRACE)  # why: it knows more, unless the rank exited with 0
-                raise RanksFailed(_first_failure(folder, ranks, left))
+                # why: later, it may be the agent that has ended the rank, for another's failure
+                of_itself = age < ERROR_LINGER
+                raise RanksFailed(first_failure(folder, ranks, left if of_itself else None))
             if not pipes.pass_on():
                 time.sleep(_POLL)
     except KeyboardInterrupt:
-        where = _where(folder, ranks)
-        raise RanksInterrupted(f"interrupted, all ranks ended:\n{where}") from None
-
-
-def _first_failure(folder: Path, ranks: int, left: int | None = None) -> str:
-    """What to show; left: a rank that has left before all others, if one has."""
-    errors = []
-    for rank in range(ranks):
-        with contextlib.suppress(OSError):
-            errors.append((json.loads((folder / f"error.{rank}").read_text()), rank))
-    # why: an error that only says that another rank is gone is not the first one
-    own = [(error, rank) for error, rank in errors if not error["secondary"]]
-    if not own and (ended := _ended_without_a_word(folder, ranks)):
-        return ended
-    if errors:
-        error, rank = min(own or errors, key=lambda e: e[0]["when"])
-        return f"rank {rank} of {ranks} failed:\n{error['text']}"
-    if left is not None:
-        return f"rank {left} of {ranks} left before its cell was done"
-    return f"torchrun failed:\n{(folder / 'agent.log').read_text(errors='replace').strip()}"
-
-
-def _ended_without_a_word(folder: Path, ranks: int) -> str | None:
-    """How the rank ended that the agent saw fail, if it has left no error."""
-    with contextlib.suppress(OSError):
-        [(rank, code)] = json.loads((folder / "failed").read_text()).items()
-        if (folder / f"error.{rank}").exists():
-            return None
-        if code > 0:
-            return f"rank {rank} of {ranks} exited with {code}"
-        name = signal.Signals(-code).name
-        where = _place(folder, int(rank)) if name != "SIGKILL" else "as by a lack of memory"
-        return f"rank {rank} of {ranks} was ended by {name}, {where}"
-    return None
-
-
-def _has_left(folder: Path, rank: int) -> bool:
-    """Whether the process of the rank is gone, and has said neither why nor that it is done."""
-    try:
-        gone = not psutil.pid_exists(int((folder / f"pid.{rank}").read_text()))
-    except (OSError, ValueError):  # not yet started
-        return False
-    said = (folder / f"{what}.{rank}" for what in ("kept", "error"))
-    return gone and not any(path.exists() for path in said)
-
-
-def _where(folder: Path, ranks: int) -> str:
-    """For each rank the line of the cell that it is at, or how far it has come."""
-    for rank in range(ranks):
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int((folder / f"pid.{rank}").read_text()), signal.SIGUSR1)
-    deadline = time.monotonic() + _GRACE
-    while any(_place(folder, rank) == _SILENT for rank in range(ranks)):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_POLL)
-    time.sleep(0.1)  # why: the last stack may still be half written
-    return "\n".join(f"rank {rank}: {_place(folder, rank)}" for rank in range(ranks))
-
-
-def _place(folder: Path, rank: int) -> str:
-    if (folder / f"kept.{rank}").exists():
-        return "done"
-    if not (folder / f"stack.{rank}").exists():
-        return "not yet started"
-    frames = re.findall(r'File "(.+?)", line (\d+) in', (folder / f"stack.{rank}").read_text())
-    line = next((int(line) for file, line in frames if file == CELL), None)
-    if line is None:
-        return f"in {frames[0][0]}, line {frames[0][1]}" if frames else _SILENT
-    source = (folder / "cell.py").read_text("utf-8").splitlines()[line - 1].strip()
-    return f"at line {line}: {source}"
+        places = where(folder, ranks)
+        raise RanksInterrupted(f"interrupted, all ranks ended:\n{places}") from None
 
 
 def _values(folder: Path, rank: int) -> dict[str, object]:

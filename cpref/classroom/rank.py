@@ -18,6 +18,7 @@ import io
 import json
 import linecache
 import os
+import re
 import runpy
 import signal
 import sys
@@ -34,6 +35,7 @@ import torch
 CELL = "%%torchrun cell"
 _SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 _LINGER = 5  # seconds that a rank stays when it is done: others may still be connecting to it
+ERROR_LINGER = 1.0  # seconds that a rank stays when it has failed: others may have more to say
 _SHOWN = 10_000  # characters of an error that are shown at most, at its start and at its end
 _kept: dict[str, bytes] = {}
 
@@ -42,9 +44,10 @@ def keep(**values: object) -> None:
     """Hand values of this rank to the notebook that runs the cell, by name.
 
     The notebook gets rank 0's values; with `%%torchrun --each` it gets for each name the list of
-    all ranks' values, in order, None for a rank that kept none. Tensors, arrays, numbers, strings,
-    lists and dictionaries of them can be kept; tensors arrive on the CPU. Outside of `%%torchrun`
-    this does nothing, so that a cell runs unchanged as a script.
+    all ranks' values, in order, None for a rank that kept none. Without --each a name that rank 0
+    has not kept is an error. Tensors, arrays, numbers, strings, lists and dictionaries of them can
+    be kept; tensors arrive on the CPU. Outside of `%%torchrun` this does nothing, so that a cell
+    runs unchanged as a script.
 
     Raises TypeError if a value cannot be sent to another process.
     """
@@ -53,9 +56,10 @@ def keep(**values: object) -> None:
         try:
             torch.save(value, packed)
         except Exception as error:
+            cause = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # why: it differs from run to run
             raise TypeError(
                 f"keep: {name} is {type(value).__name__}, which cannot be sent to the notebook "
-                f"({error}); keep tensors, numbers, strings, lists or dictionaries"
+                f"({cause}); keep tensors, numbers, strings, lists or dictionaries"
             ) from None
         _kept[name] = packed.getvalue()
 
@@ -74,10 +78,8 @@ def main(folder: Path, arguments: list[str]) -> None:
     except BaseException as error:
         if not (isinstance(error, SystemExit) and not error.code):
             _flush()
-            described = _described(error)
-            write_whole(folder / f"error.{rank}", json.dumps(described).encode())
-            if described["secondary"]:
-                time.sleep(1)  # why: the agent should see first the rank that is gone
+            write_whole(folder / f"error.{rank}", json.dumps(_described(error)).encode())
+            time.sleep(ERROR_LINGER)  # why: the agent should see first a rank that is gone
             os._exit(1)
     _flush()
     packed = io.BytesIO()
