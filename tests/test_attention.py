@@ -224,6 +224,7 @@ def test_the_scale_is_that_of_the_scores(strategy, scale):
             close(x, exactly)
 
 
+@pytest.mark.slow
 @strategies
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -336,6 +337,7 @@ def checkpointed_reentrant(layer, x, group):
     return checkpoint(layer, x, group, use_reentrant=True)
 
 
+@pytest.mark.slow
 @strategies
 @pytest.mark.parametrize("wrap", [plainly, checkpointed, checkpointed_reentrant])
 def test_layers_train_as_on_one_rank_checkpointed_or_not(world, strategy, wrap):

@@ -40,6 +40,7 @@ def test_what_ends_a_command_is_one_line_and_its_status(error, status, said, cap
     assert capsys.readouterr().err == f"cpref doctor: {said}\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error_of_the_command():
     chatty = (
         "import cpref.cli, cpref.classroom.doctor as doctor\n"
@@ -55,6 +56,7 @@ def test_a_reader_that_goes_away_is_no_error_of_the_command():
     assert command.wait() == 141
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_notebook_machinery():
     check = (
         "import sys, cpref; print([m for m in sys.modules if m.startswith(('IPython', 'jupyter'))])"

@@ -161,6 +161,7 @@ def test_ranks_share_no_memory_through_messages():
         assert mine == [99.0] * 4
 
 
+@pytest.mark.slow
 def test_thirty_two_ranks_in_one_process():
     tensors = draw(torch.float64, batch=1, heads=2, kv_heads=1, seq_len=97)
     right = judged(*tensors)

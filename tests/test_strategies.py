@@ -44,6 +44,7 @@ def test_every_mask_under_every_strategy_and_layout(strategy, layout, name, rank
 
 
 # From reports about other implementations: documents that begin and end anywhere.
+@pytest.mark.slow
 @strategies
 @layouts
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_documents_of_any_length_anywhere(strategy, layout, lengths, ranks, inne
         close(results, exact)
 
 
+@pytest.mark.slow
 @strategies
 @layouts
 @pytest.mark.parametrize(
@@ -387,6 +389,7 @@ def twice(group, strategy, dtype, overlap_again):
     return all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 @strategies
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_same_call_gives_the_same_bits(world, strategy, dtype):

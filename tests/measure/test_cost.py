@@ -38,6 +38,7 @@ def test_what_is_counted_is_what_the_formulas_say(
         assert backward == backward_sent(strategy, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "neighbours"), [(4, 1), (4, 2), (4, 4), (6, 2), (8, 4)])
 @pytest.mark.parametrize("kv_heads", [8, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
