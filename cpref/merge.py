@@ -39,21 +39,26 @@ class Partial:
 
 def merge(one: Partial, other: Partial) -> Partial:
     """The partial over the keys of both. Exact for empty partials and for scores of any size."""
-    top = torch.maximum(one.lse, other.lse)
-    top = top.masked_fill(top == -torch.inf, 0)
-    a, b = (one.lse - top).exp(), (other.lse - top).exp()
-    total = a + b
-    lse = top + total.log()
-    total = total.masked_fill(total == 0, 1)
-    weight, other_weight = (a / total).unsqueeze(-1), (b / total).unsqueeze(-1)
+    lse, weight, other_weight = _joined(one.lse, other.lse)
     return Partial(one.out * weight + other.out * other_weight, lse)
 
 
 def merge_into(total: Partial, part: Partial) -> None:
-    """`merge`, with the result written over `total`."""
-    merged = merge(total, part)
-    total.out.copy_(merged.out)
-    total.lse.copy_(merged.lse)
+    """`merge`, with the result written over `total`: no third tensor of its size is made."""
+    lse, weight, part_weight = _joined(total.lse, part.lse)
+    total.out.mul_(weight).addcmul_(part.out, part_weight)
+    total.lse.copy_(lse)
+
+
+def _joined(lse: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The lse over the keys of both, (B, H, S), and the weights of their outs, (B, H, S, 1)."""
+    top = torch.maximum(lse, other)
+    top = top.masked_fill(top == -torch.inf, 0)
+    a, b = (lse - top).exp(), (other - top).exp()
+    total = a + b
+    joined = top + total.log()
+    total = total.masked_fill(total == 0, 1)
+    return joined, (a / total).unsqueeze(-1), (b / total).unsqueeze(-1)
 
 
 def join_lse(lses: Sequence[Tensor]) -> Tensor:
