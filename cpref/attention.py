@@ -236,7 +236,7 @@ def _terms(job: Job, strategy: str, tensors: list[Tensor]) -> dict[str, object]:
     return {
         "strategy": strategy,
         "layout": job.q.layout,
-        "mask": job.mask,
+        "mask": job.mask.signature(job.q.seq_len, job.kv.seq_len),
         "seq_len": job.q.seq_len,
         "kv_seq_len": job.kv.seq_len,
         "batch": q.shape[0],

@@ -15,6 +15,8 @@ from .kernels import pick
 from .merge import Partial, accumulator_dtype, merge_into
 from .tiles import Job, Tile
 
+_UNIT = 1024  # a power of two: to divide by it loses nothing
+
 
 def empty_partial(q: Tensor, v: Tensor) -> Partial:
     """The partial over no key: out (B, H, Sq, Dv) and lse (B, H, Sq) in the accumulator's dtype."""
@@ -56,17 +58,18 @@ class Rows:
 def rows_with_delta(q: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor) -> Rows:
     """The `Rows` of queries of which delta = rowsum(grad_out·out), (B, H, Sq), is known, not out.
 
-    Kernels compute delta themselves. So out is zero but for two columns that hold delta (and what
-    rounding it to out's dtype leaves), where grad_out has ones and v will have zeros: grad_out·vᵀ
-    stays what it was, and rowsum(grad_out·out) becomes delta.
+    Kernels compute delta themselves. So out is zero but for two columns that hold delta, where v
+    will have zeros: grad_out·vᵀ stays what it was, and rowsum(grad_out·out) becomes delta. The
+    first column holds delta in units of 1024, the second what rounding to out's dtype leaves of it:
+    even float16, which ends at 65504, then holds a delta of tens of millions, and one of 1e-2 to 2e-6.
     """
-    coarse = delta.to(grad_out.dtype)
-    fine = (delta - coarse).to(grad_out.dtype)
-    columns = torch.stack([coarse, fine], -1)
+    units = grad_out.new_tensor([_UNIT, 1]).expand(*delta.shape, 2)
+    coarse = (delta / _UNIT).to(grad_out.dtype)
+    fine = (delta - coarse.to(delta.dtype) * _UNIT).to(grad_out.dtype)
     return Rows(
         q,
-        grad_out=torch.cat([grad_out, torch.ones_like(columns)], -1),
-        out=torch.cat([torch.zeros_like(grad_out), columns], -1),
+        grad_out=torch.cat([grad_out, units], -1),
+        out=torch.cat([torch.zeros_like(grad_out), torch.stack([coarse, fine], -1)], -1),
         lse=lse,
     )
 

@@ -95,7 +95,7 @@ class CudaFlash(Kernel):
 
     def forward(self, q, k, v, causal, allowed, scale):
         head_dim = q.shape[-1]
-        q, k, v = (_to_eights(x) for x in (q, k, v))
+        q, k, v = (_to_eights(_dense(x)) for x in (q, k, v))
         out, lse, *_ = aten._scaled_dot_product_flash_attention(
             q, k, v, 0.0, causal, return_debug_mask=False, scale=scale
         )
@@ -103,7 +103,7 @@ class CudaFlash(Kernel):
 
     def backward(self, grad_out, q, k, v, out, lse, causal, allowed, scale):
         head_dim = q.shape[-1]
-        grad_out, q, k, v, out = (_to_eights(x) for x in (grad_out, q, k, v, out))
+        grad_out, q, k, v, out = (_to_eights(_dense(x)) for x in (grad_out, q, k, v, out))
         no_seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # why: no dropout, no seed
         no_offset = torch.zeros((), dtype=torch.uint64, device=q.device)
         grads = aten._scaled_dot_product_flash_attention_backward(
@@ -153,7 +153,7 @@ class Mathematics(Kernel):
         heads = k.shape[1]
         q, k, v, grouped = _grouped(q, k, v)
         grad_out, out = (x.to(q.dtype).unflatten(1, (heads, -1)) for x in (grad_out, out))
-        lse = _finite(lse).unflatten(1, (heads, -1))
+        lse = lse.unflatten(1, (heads, -1))
         delta = (grad_out * out).sum(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for rows in self._chunks(q, k):
@@ -190,7 +190,8 @@ def pick(q: Tensor, allowed: Tensor | None) -> Kernel:
 
 
 def _dense(x: Tensor) -> Tensor:
-    # why: the CPU kernel reads a last dimension with a stride other than 1 wrongly, without a word
+    # why: a last dimension with a stride other than 1 is read wrongly by the CPU kernel, without a
+    # word, and refused by the CUDA kernel
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

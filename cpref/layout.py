@@ -169,7 +169,13 @@ def unshard(
         placement = place(total, comm.size, layout)
         require_length("x", x.shape[along], placement, comm.rank)
         shape = _resized(x.shape, along, total)
-        terms = {"shape": shape, "dim": along, "layout": layout, "dtype": x.dtype}
+        terms = {
+            "shape": shape,
+            "dim": along,
+            "layout": layout,
+            "dtype": x.dtype,
+            "requires_grad": torch.is_grad_enabled() and x.requires_grad,
+        }
         return terms, (along, placement)
 
     along, placement = comm.agree("unshard", check)

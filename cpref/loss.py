@@ -39,15 +39,20 @@ def next_token_loss(
     summed over the ranks, not averaged. (A wrapper that averages over n ranks, such as FSDP, needs
     the loss multiplied by n.)
 
-    Raises ValueError if the shapes do not fit each other.
+    Raises ValueError, on every rank, if the shapes do not fit each other on one.
     Moves a few bytes per rank.
     """
-    if logits.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"logits has shape {tuple(logits.shape)} and labels {tuple(labels.shape)}; "
-            "they must be (B, S_local, vocab) and (B, S_local)"
-        )
     comm = resolve(group)
+
+    def check() -> tuple[dict[str, object], None]:
+        if logits.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"logits has shape {tuple(logits.shape)} and labels {tuple(labels.shape)}; "
+                "they must be (B, S_local, vocab) and (B, S_local)"
+            )
+        return {"dtype": logits.dtype, "ignore_index": ignore_index}, None
+
+    comm.agree("next_token_loss", check)
     wide = logits.flatten(0, -2).to(accumulator_dtype(logits.dtype))
     total = F.cross_entropy(wide, labels.flatten(), ignore_index=ignore_index, reduction="sum")
     count = (labels != ignore_index).sum()

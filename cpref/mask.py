@@ -6,6 +6,7 @@ to know of a mask. `allowed` says the same in the plainest way, and is what the 
 """
 
 import inspect
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,9 @@ Interval = tuple[np.ndarray, np.ndarray]
 
 
 class Mask:
-    """Base of all masks."""
+    """Base of all masks. is_band: whether `interval` says all there is to know of it."""
+
+    is_band = True
 
     def require_lengths(self, seq_len: int, kv_seq_len: int) -> None:
         """ValueError unless the mask has a meaning for these global lengths of q and of k, v."""
@@ -33,9 +36,13 @@ class Mask:
         """Which queries see which keys: bool, from int64 positions that broadcast."""
         raise NotImplementedError
 
-    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval | None:
-        """The keys [first, last) that the queries at `positions` see; None if it is not a band."""
+    def interval(self, positions: np.ndarray, kv_seq_len: int) -> Interval:
+        """The keys [first, last) that the queries at `positions` see."""
         raise NotImplementedError
+
+    def signature(self, seq_len: int, kv_seq_len: int) -> str:
+        """A text that is the same on two ranks only if they have the same mask."""
+        return repr(self)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,7 @@ class SlidingWindow(Mask):
     def __post_init__(self):
         if not is_count(self.size):
             raise ValueError(f"SlidingWindow size is {self.size!r}; it must be at least 1 token")
+        object.__setattr__(self, "size", int(self.size))  # why: of numpy, it would print otherwise
 
     def allowed(self, q_index: Tensor, kv_index: Tensor) -> Tensor:
         return (kv_index <= q_index) & (q_index - kv_index < self.size)
@@ -136,8 +144,9 @@ class MaskMod(Mask):
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
+    is_band = False
 
-    def __repr__(self) -> str:  # why: the same text in every process, to compare masks by
+    def __repr__(self) -> str:  # why: without an address, the same text in every process
         return f"MaskMod({getattr(self.function, '__qualname__', type(self.function).__name__)})"
 
     def __post_init__(self):
@@ -168,8 +177,16 @@ class MaskMod(Mask):
             raise TypeError(f"mask: a mask_mod must return bool; it returned {answer.dtype}")
         return answer.expand(torch.broadcast_shapes(q_index.shape, kv_index.shape))
 
-    def interval(self, positions: np.ndarray, kv_seq_len: int) -> None:
-        return None
+    def signature(self, seq_len: int, kv_seq_len: int) -> str:
+        """Its name, and a checksum of its answers at positions spread over the sequence."""
+        q_index, kv_index = (_spread(length) for length in (seq_len, kv_seq_len))
+        answers = self.allowed(q_index[:, None], kv_index[None, :]).cpu().numpy()
+        return f"{self!r} with checksum {zlib.crc32(np.packbits(answers)):08x}"
+
+
+def _spread(length: int) -> Tensor:
+    """64 positions, evenly from the first to the last."""
+    return torch.linspace(0, length - 1, 64, dtype=torch.float64).long()
 
 
 def as_mask(mask: Mask | Callable[[Tensor, Tensor], Tensor]) -> Mask:

@@ -75,6 +75,9 @@ class Job:
 
     def tiles(self, q_shard: int, kv_shard: int) -> tuple[Tile, ...]:
         """The tiles of one shard of queries against one shard of keys."""
+        if not self.mask.is_band:  # why: kept plans would keep alive all that a function refers to
+            rows, keys = self.q.positions(q_shard), self.kv.positions(kv_shard)
+            return tuple(_unstructured(self.mask, rows, keys))
         return _plan(self.mask, self.q, self.kv, q_shard, kv_shard)
 
     def steps(self) -> tuple[int, ...]:
@@ -82,6 +85,8 @@ class Job:
 
         0 is always among them. Equal on all ranks, so that a ring can leave out the other hops.
         """
+        if not self.mask.is_band:
+            return tuple(range(self.q.shards))
         return _steps(self.mask, self.q, self.kv)
 
     def join(self, ranks: int) -> "Job":
@@ -89,22 +94,18 @@ class Job:
         return replace(self, q=self.q.join(ranks), kv=self.kv.join(ranks))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _plan(mask: Mask, q: Placement, kv: Placement, q_shard: int, kv_shard: int) -> tuple[Tile, ...]:
     rows, keys = q.positions(q_shard), kv.positions(kv_shard)
     if not len(rows) or not len(keys):
         return ()
     band = mask.interval(rows, kv.seq_len)
-    if band is None:
-        return tuple(_unstructured(mask, rows, keys))
     return tuple(_staircase(*(np.searchsorted(keys, end) for end in band)))
 
 
 @lru_cache(maxsize=256)
 def _steps(mask: Mask, q: Placement, kv: Placement) -> tuple[int, ...]:
     ranks = q.shards
-    if mask.interval(q.positions(0)[:0], kv.seq_len) is None:
-        return tuple(range(ranks))
     bands = [mask.interval(q.positions(rank), kv.seq_len) for rank in range(ranks)]
 
     def meet(rank: int, source: int) -> bool:
@@ -117,6 +118,8 @@ def _steps(mask: Mask, q: Placement, kv: Placement) -> tuple[int, ...]:
 
 def _unstructured(mask: Mask, rows: np.ndarray, keys: np.ndarray) -> Iterator[Tile]:
     """Masked tiles over everything, for a mask of which nothing is known beforehand."""
+    if not len(keys):
+        return
     for start in range(0, len(rows), _MASKED_ROWS):
         chunk = slice(start, min(start + _MASKED_ROWS, len(rows)))
         allowed = partial(_evaluate, mask, rows[chunk], keys)
@@ -125,7 +128,7 @@ def _unstructured(mask: Mask, rows: np.ndarray, keys: np.ndarray) -> Iterator[Ti
 
 def _evaluate(mask: Mask, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     # why: torch.tensor copies; the position arrays are shared and read-only
-    return mask.allowed(torch.tensor(rows)[:, None], torch.tensor(keys)[None, :]).numpy()
+    return mask.allowed(torch.tensor(rows)[:, None], torch.tensor(keys)[None, :]).cpu().numpy()
 
 
 def _staircase(first: np.ndarray, last: np.ndarray) -> Iterator[Tile]:
@@ -202,7 +205,9 @@ def _masked(first: np.ndarray, last: np.ndarray, a: int, b: int) -> Iterator[Til
     for start in range(a, b, size):
         rows = slice(start, min(start + size, b))
         keys = slice(int(first[start]), int(last[rows.stop - 1]))
-        yield Tile(rows, keys, "masked", partial(_between, first[rows], last[rows], keys))
+        # why a copy: a view would keep the ends of all rows, as long as the plan is kept
+        ends = first[rows].copy(), last[rows].copy()
+        yield Tile(rows, keys, "masked", partial(_between, *ends, keys))
 
 
 def _between(first: np.ndarray, last: np.ndarray, keys: slice) -> np.ndarray:

@@ -120,6 +120,16 @@ def test_delta_does_in_place_of_out(v_head_dim, dtype):
         assert relative_error(one, other) < close
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e7])
+def test_the_columns_hold_a_delta_of_any_size(dtype, size):
+    delta = torch.randn(1, 2, 50, dtype=torch.float64) * size
+    grad_out = torch.randn(1, 2, 50, 8).to(dtype)
+    rows = rows_with_delta(grad_out, grad_out, delta[..., 0], delta)
+    held = (rows.grad_out.double() * rows.out.double()).sum(-1)
+    assert relative_error(held, delta) < torch.finfo(dtype).eps ** 2
+
+
 def test_a_gradient_of_lse_is_the_gradient_of_its_definition():
     plan, (q, k, v, grad_out) = job(Full()), draw()
     grad_lse = grad_out[..., 0].clone()

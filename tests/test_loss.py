@@ -130,11 +130,10 @@ def test_half_precision_logits_are_summed_in_float32():
         assert loss.dtype == torch.float32
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="labels"):
-        cpref.run_local(
-            lambda group: next_token_loss(
-                torch.zeros(1, 4, 8), torch.zeros(1, 5, dtype=torch.int64), group=group
-            ),
-            1,
-        )
+def test_shapes_that_do_not_fit_on_one_rank_are_refused_on_all():
+    def fn(group):
+        labels = torch.zeros(1, 4 + group.rank, dtype=torch.int64)
+        with pytest.raises(ValueError, match=r"on rank 1: logits has shape \(1, 4, 8\) and labels"):
+            next_token_loss(torch.zeros(1, 4, 8), labels, group=group)
+
+    cpref.run_local(fn, 2)

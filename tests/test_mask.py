@@ -99,6 +99,10 @@ def test_equal_masks_are_equal_and_say_the_same():
     assert Documents([3, 5]) != Documents([5, 3])
 
 
+def test_a_window_is_the_same_by_whatever_number_it_is_given():
+    assert repr(SlidingWindow(np.int64(3))) == repr(SlidingWindow(3))
+
+
 def test_a_function_becomes_a_mask_mod():
     def past(q_index, kv_index):
         return kv_index <= q_index

@@ -67,6 +67,53 @@ def test_what_cannot_work_is_refused(call, kind, words, ranks):
     assert all(cpref.run_local(fn, ranks))
 
 
+def first_half(q, kv):
+    return (q >= 0) & (kv < 8)
+
+
+def second_half(q, kv):
+    return (q >= 0) & (kv >= 8)
+
+
+first_half.__qualname__ = second_half.__qualname__ = "half"
+
+
+def test_two_mask_mods_of_one_name_are_told_apart():
+    def fn(group):
+        with pytest.raises(
+            ValueError, match=r"mask is MaskMod\(half\) with checksum \w+ on rank 0"
+        ):
+            attention(group, mask=second_half if group.rank else first_half)
+
+    cpref.run_local(fn, 2)
+
+
+def test_ranks_of_which_one_needs_a_gradient_are_refused_before_they_wait_for_each_other():
+    def fn(group):
+        x = X.clone().requires_grad_(group.rank == 1)
+        with pytest.raises(ValueError, match="requires_grad is False on rank 0, True on rank 1"):
+            cpref.unshard(x, 2, group=group)
+
+    cpref.run_local(fn, 2)
+
+
+def test_a_refused_call_has_sent_nothing():
+    def fn(group):
+        x = X[:, :, : 8 - group.rank]
+        with pytest.raises(ValueError, match="on rank 1: q has 7 tokens"):
+            attention(group, x, x, x, seq_len=16)
+        return group.traffic.bytes
+
+    assert cpref.run_local(fn, 2) == [0, 0]
+
+
+def test_the_judge_refuses_what_it_would_compute_wrongly():
+    with pytest.raises(ValueError, match="q has 4 heads and k 3"):
+        cpref.reference_attention(X, X[:, :3], X[:, :3], mask=cpref.Full())
+    with pytest.raises(ValueError, match="as many keys as queries"):
+        cpref.reference_attention(X, X[:, :, :4], X[:, :, :4], mask=cpref.Causal())
+
+
 def test_one_rank_with_a_bad_argument_raises_on_all():
     def fn(group):
         v = X.double() if group.rank == 1 else X

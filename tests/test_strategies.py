@@ -8,6 +8,7 @@ import torch
 import cpref
 from cpref.attention import STRATEGIES
 from cpref.comm import resolve
+from cpref.exactness import relative_error
 from cpref.layout import LAYOUTS
 from cpref.matrix import MASKS
 from cpref.measure import cost
@@ -58,6 +59,7 @@ def test_every_mask_under_every_strategy_and_layout(strategy, layout, name, rank
         ([2, 21, 1], 4, cpref.SlidingWindow(4)),
         ([7], 2, cpref.Causal()),  # 7 tokens stay 7
         ([9, 15], 2, cpref.Causal()),  # the second starts inside the first shard
+        ([13, 11], 2, cpref.Causal()),  # the second starts inside the second shard
     ],
     ids=str,
 )
@@ -69,6 +71,38 @@ def test_documents_of_any_length_anywhere(strategy, layout, lengths, ranks, inne
         lambda group: strategy_sharded(group, strategy, tensors, layout=layout, mask=mask), ranks
     ):
         close(results, exact)
+
+
+@strategies
+@layouts
+def test_a_window_of_three_over_sixteen_tokens_on_four_ranks(strategy, layout):
+    """Some tiles are wholly masked, and most blocks hold nothing for most queries."""
+    tensors, mask = draw(seq_len=16), cpref.SlidingWindow(3)
+    exact = judged(*tensors, mask=mask)
+    for results in cpref.run_local(
+        lambda group: strategy_sharded(group, strategy, tensors, layout=layout, mask=mask), 4
+    ):
+        close(results, exact)
+
+
+@strategies
+def test_large_gradients_do_not_overflow_float16_where_delta_does(strategy):
+    """rowsum(grad_out·out) passes float16's largest number long before any gradient does."""
+    q, k, v, grad_out = draw(torch.float16, seq_len=32, kv_heads=4, head_dim=64)
+    v, grad_out = 1 + v / 8, 2000 + grad_out
+    out, *exact = judged(q, k, v, grad_out)
+    assert (grad_out.double() * out).sum(-1).min() > 65504
+
+    def error(strategy):
+        def run(group):
+            return strategy_sharded(group, strategy, (q, k, v, grad_out))[1:]
+
+        return [
+            relative_error(x, e) for x, e in zip(cpref.run_local(run, 2)[0], exact, strict=True)
+        ]
+
+    for of_strategy, of_ring in zip(error(strategy), error("ring"), strict=True):
+        assert of_strategy < 1.15 * of_ring
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """The tile planner: every pair that the mask allows, exactly once, with the cheapest kernels."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -183,6 +185,17 @@ def test_a_step_that_is_left_out_has_no_work_on_any_rank(name, layout):
     plan = job(mask, 64, 5, layout, kv_seq_len)
     for distance in set(range(5)) - set(plan.steps()):
         assert not any(plan.tiles(rank, (rank - distance) % 5) for rank in range(5))
+
+
+def test_no_plan_keeps_a_mask_mod_alive():
+    """A mask_mod refers to tensors of its batch; a plan that is kept would keep them all."""
+    ids = torch.zeros(8)
+    mask, placement = MaskMod(lambda q, kv: ids[q] == ids[kv]), place(8, 2, "zigzag")
+    assert Job(placement, placement, mask, 1.0, 1, torch.float32).tiles(0, 1)
+    gone = weakref.ref(mask)
+    del mask
+    gc.collect()
+    assert gone() is None
 
 
 def test_an_empty_shard_has_no_tiles():
