@@ -217,16 +217,23 @@ def _require_known(argument: str, value: str, known: tuple[str, ...]) -> None:
 
 def _require_group(strategy: str, group: GroupLike, comm: Group, heads: int) -> Group | Grid:
     """The group as the strategy wants it, if it can share the query heads where it has to."""
-    moves = as_grid(group) if strategy == "hybrid" else comm
-    sharing = {"ulysses": comm.size, "hybrid": moves.ulysses.size if strategy == "hybrid" else 1}
-    ranks = sharing.get(strategy, 1)
-    if heads % ranks:
-        divisors = [str(n) for n in range(2, heads + 1) if heads % n == 0]
-        raise ValueError(
-            f"q has {heads} heads, which {ranks} ranks cannot share under strategy={strategy!r}; "
-            f"use 'ring', or {' or '.join(divisors) or '1'} ranks"
-        )
-    return moves
+    if strategy == "hybrid":
+        grid = as_grid(group)
+        _require_shared(heads, grid.ulysses.size, strategy, "ranks of a row")
+        return grid
+    if strategy == "ulysses":
+        _require_shared(heads, comm.size, strategy, "ranks")
+    return comm
+
+
+def _require_shared(heads: int, size: int, strategy: str, ranks: str) -> None:
+    if heads % size == 0:
+        return
+    divisors = [str(n) for n in range(2, heads + 1) if heads % n == 0] or ["1"]
+    raise ValueError(
+        f"q has {heads} heads, which {size} {ranks} cannot share under strategy={strategy!r}; "
+        f"use 'ring', or {' or '.join(divisors)} {ranks}"
+    )
 
 
 def _terms(job: Job, strategy: str, tensors: list[Tensor]) -> dict[str, object]:

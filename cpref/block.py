@@ -61,7 +61,7 @@ def rows_with_delta(q: Tensor, grad_out: Tensor, lse: Tensor, delta: Tensor) -> 
     Kernels compute delta themselves. So out is zero but for two columns that hold delta, where v
     will have zeros: grad_out·vᵀ stays what it was, and rowsum(grad_out·out) becomes delta. The
     first column holds delta in units of 1024, the second what rounding to out's dtype leaves of it:
-    even float16, which ends at 65504, then holds a delta of tens of millions, and one of 1e-2 to 2e-6.
+    float16 too, which ends at 65504, then holds a delta of 1e7, and one of 1e-2 to 2e-6.
     """
     units = grad_out.new_tensor([_UNIT, 1]).expand(*delta.shape, 2)
     coarse = (delta / _UNIT).to(grad_out.dtype)

@@ -131,6 +131,15 @@ def test_heads_that_ulysses_cannot_share_are_named_with_the_ranks_that_could():
     )
 
 
+def test_heads_that_a_row_of_the_hybrid_cannot_share_are_named_with_the_row():
+    def call(group):
+        with pytest.raises(ValueError, match=r"which 2 ranks of a row cannot share .* 3 ranks of"):
+            x = torch.zeros(1, 3, 4, 8)
+            cpref.context_parallel_attention(x, x, x, group=group.grid(2), strategy="hybrid")
+
+    cpref.run_local(call, 4)
+
+
 def test_tokens_before_heads_by_mistake_are_met_with_the_expected_shape():
     tensors = [x.transpose(1, 2) for x in draw(seq_len=5, heads=4, kv_heads=2)[:3]]
     refused(ValueError, "expected (B, H, S_local, D), as in scaled_dot_product_attention", tensors)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..classroom.launch import RanksFailed, launch
+from ..files import writable_folder
 from ..show import figures
 
 
@@ -51,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         Path(args.out).write_text(json.dumps(report, indent=2) + "\n")
     if args.figures:
-        Path(args.figures).mkdir(parents=True, exist_ok=True)
         figures.ratios(kept["tables"], args.ranks).save(Path(args.figures) / "bench.png")
     if args.json:
         print(json.dumps(report, indent=2))
@@ -81,8 +81,15 @@ def _request(args: argparse.Namespace) -> dict[str, object]:
                 f"by twice the ranks, {2 * args.ranks}"
             )
     for dtype in args.dtype:
-        if dtype not in ("float32", "bfloat16", "float64"):
-            raise ValueError(f"--dtype is {dtype!r}; it must be float32, bfloat16 or float64")
+        if dtype not in ("float32", "bfloat16", "float16", "float64"):
+            raise ValueError(
+                f"--dtype is {dtype!r}; it must be float32, bfloat16, float16 or float64"
+            )
+    if args.out:
+        writable_folder("--out", Path(args.out).parent)
+    if args.figures:
+        writable_folder("--figures", args.figures)
+    shared = 2 * args.ranks
     return {
         "seq_len": args.seq_len,
         "dtype": args.dtype,
@@ -92,7 +99,7 @@ def _request(args: argparse.Namespace) -> dict[str, object]:
         "rounds": args.rounds,
         "only": args.only,
         "backward": not args.forward,
-        "error_seq_len": min(1024, min(args.seq_len)),
+        "error_seq_len": min(1024 // shared * shared or shared, *args.seq_len),
     }
 
 
@@ -107,19 +114,22 @@ def _print_tables(report: dict) -> None:
     for table in report["tables"]:
         print(f"\n{table['seq_len']} tokens, {table['dtype']}")
         errors = "".join(f"{name:>10}" for name in names)
-        print(f"{'':34}{'ms':>10}{'ratio':>8}{'peak MiB':>10}{'sent MiB':>10}{errors}")
+        numbers = ("ms", 10), ("ns a pair", 11), ("ratio", 7), ("peak MiB", 10), ("sent MiB", 10)
+        print(f"{'':32}{''.join(f'{name:>{width}}' for name, width in numbers)}{errors}")
+        pairs = request["batch"] * request["heads"] * table["seq_len"] * (table["seq_len"] + 1) / 2
         for result in table["results"]:
             errors = "".join(f"{result['error'][name]:10.1e}" for name in names)
+            seconds = statistics.median(result["seconds"])
             print(
-                f"{result['name']:34}{statistics.median(result['seconds']) * 1e3:10.1f}"
-                f"{result['ratio']:8.2f}{result['peak_bytes'] / 2**20:10.1f}"
+                f"{result['name']:32}{seconds * 1e3:10.1f}{seconds / pairs * 1e9:11.3f}"
+                f"{result['ratio']:7.2f}{result['peak_bytes'] / 2**20:10.1f}"
                 f"{result['sent_bytes'] / 2**20:10.2f}{errors}"
             )
     print(
         f"\nratio: median over {request['rounds']} rounds of the time to the first line's in the "
-        "same round, which has as\nmany threads as there are ranks. peak: bytes alive at once, of "
-        "what the call itself makes, on rank 0.\nErrors: relative L2, against float64, at "
-        f"{request['error_seq_len']} tokens."
+        "same round, which has as\nmany threads as there are ranks. pair: a query and a key that "
+        "attend, in one head. peak: bytes alive at\nonce, of what the call makes, on rank 0. "
+        f"Errors: relative L2, against float64, at {request['error_seq_len']} tokens."
     )
     if report["missing"]:
         print(

@@ -5,6 +5,7 @@ again. Peers are driven as their authors wrote them, in the layout they prefer; 
 installed are left out, and the table says so.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from ..attention import context_parallel_attention
+from ..attention import STRATEGIES, context_parallel_attention
 from ..layout import shard, unshard
 
 aten = torch.ops.aten
@@ -35,7 +37,7 @@ class Contender:
     split: Callable[[Tensor], Tensor]
     join: Callable[[Tensor], Tensor]
     alone: bool = False
-    takes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float64)
+    takes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def _sharded(name: str, attend: Callable, layout: str, **options) -> Contender:
@@ -57,11 +59,14 @@ def contenders(ranks: int, heads: int) -> Iterator[Contender]:
         join=lambda x: x,
         alone=True,
     )
-    for layout in ("zigzag", "striped", "contiguous"):
-        yield _ours("ring", layout)
-    for strategy in ("all_gather", "reduce_scatter", "ulysses"):
-        if strategy != "ulysses" or heads % ranks == 0:
-            yield _ours(strategy, "zigzag")
+    for strategy, layout in itertools.product(STRATEGIES, ("zigzag", "striped", "contiguous")):
+        if strategy == "hybrid":
+            if ranks % 2 == 0 and ranks > 2 and heads % 2 == 0:
+                device = torch.accelerator.current_accelerator(check_available=True)
+                mesh = init_device_mesh(device.type if device else "cpu", (ranks // 2, 2))
+                yield _ours(strategy, layout, group=mesh)
+        elif strategy != "ulysses" or heads % ranks == 0:
+            yield _ours(strategy, layout)
     yield _sharded("PyTorch's own ring, zigzag", _PyTorchRing.apply, "zigzag")
     if find_spec("ringmaster"):
         yield _sharded("axolotl-ringmaster, p2p", _ringmaster, "contiguous")
@@ -76,8 +81,8 @@ def missing() -> list[str]:
     return [package for module, package in peers.items() if not find_spec(module)]
 
 
-def _ours(strategy: str, layout: str) -> Contender:
-    attend = partial(context_parallel_attention, strategy=strategy, layout=layout)
+def _ours(strategy: str, layout: str, **options) -> Contender:
+    attend = partial(context_parallel_attention, strategy=strategy, layout=layout, **options)
     return _sharded(f"cpref {strategy}, {layout}", attend, layout)
 
 

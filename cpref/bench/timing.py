@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..exactness import relative_error
 from ..mask import Causal
 from ..measure.peak import PeakMemory
 from ..reference import reference_attention
@@ -148,4 +149,4 @@ def _error(contender: Contender, problem: Problem, seq_len: int) -> dict[str, fl
     out = reference_attention(*leaves, mask=Causal())
     exact = [out, *torch.autograd.grad(out, leaves, grad_out)]
     pairs = zip(("out", "dq", "dk", "dv"), whole, exact, strict=False)
-    return {name: ((x.double() - e).norm() / e.norm()).item() for name, x, e in pairs}
+    return {name: relative_error(x, exactly) for name, x, exactly in pairs}

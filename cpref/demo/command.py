@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from ..attention import STRATEGIES as ALL_STRATEGIES
 from ..classroom.launch import RanksFailed, launch
 from ..data import document
+from ..files import writable_folder
 from ..layout import LAYOUTS
 from ..show import figures
 from .job import CONFIG, JUDGED_STEPS, Measured, Plan
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if every number is within its bound, else 1. Raises ValueError for bad input."""
     plan = _plan(args)
-    out = _folder(args.out)
+    out = writable_folder("--out", args.out)
     try:
         kept = launch(
             plan.ranks,
@@ -106,17 +106,6 @@ def _plan(args: argparse.Namespace) -> Plan:
         )
     path = None if args.document is None else str(Path(args.document).resolve())
     return Plan(ranks, args.seq_len, args.steps, args.strategy, args.layout, path)
-
-
-def _folder(name: str) -> Path:
-    """The folder for the results, made if need be; ValueError if nothing can be written there."""
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"--out is {name}: {error.strerror}") from error
-    return folder
 
 
 def _default_ranks() -> int:

@@ -39,6 +39,8 @@ def test_the_benchmark_measures_everyone_in_one_run(tmp_path, capsys):
         (["--seq-len", "63"], "--seq-len is 63"),
         (["--ranks", "0"], "--ranks is 0"),
         (["--dtype", "int8"], "'int8'; it must be float32"),
+        (["--out", "/proc/none/bench.json"], "--out is /proc/none"),
+        (["--figures", "/proc/none"], "--figures is /proc/none"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(options, words, capsys):
@@ -46,6 +48,13 @@ def test_bad_input_is_one_line_and_status_2(options, words, capsys):
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.distributed
+def test_the_judge_takes_no_more_tokens_than_all_can_share(capsys):
+    small = ["--heads", "3", "--head-dim", "8", "--rounds", "1", "--only", "ring, zigzag"]
+    assert main(["bench", "--ranks", "3", "--seq-len", "1536", *small]) == 0
+    assert "against float64, at 1020 tokens" in capsys.readouterr().out
 
 
 def test_every_contender_is_first_in_some_round():
