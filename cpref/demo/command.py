@@ -154,6 +154,7 @@ def _print_table(results: list[Measured], plan: Plan, device: str) -> None:
         print(f"{row[0]:15}{''.join(cells)}")
     if CONFIG.heads % plan.ranks:
         print(f"(ulysses is left out: {plan.ranks} ranks cannot share {CONFIG.heads} heads)")
+    print("(hybrid wants ranks in two dimensions: `cpref verify` compares it)")
     alone = "one rank on the same CPU cores" if device == "cpu" else "one rank on one device"
     saved = f"of one rank's {results[0].saved_alone / 2**20:.1f} MiB"
     print(

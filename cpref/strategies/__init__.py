@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..kernels import Gradients as Gradients
 from ..merge import Partial
 from ..tiles import Job
-
-Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Saved(NamedTuple):
