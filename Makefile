@@ -19,7 +19,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 unexport JUPYTER_PATH JUPYTER_CONFIG_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab demo test test-quick test-full test-notebooks lint format notebooks clean
+.PHONY: help setup lab demo test test-quick test-full test-notebooks lint format notebooks book clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -46,6 +46,13 @@ test-full: setup ## run the full product of strategies, layouts, masks, dtypes a
 test-notebooks: setup ## execute every notebook and compare with its stored outputs
 	$(run) -m pytest -q -p no:cacheprovider --nbval --nbval-cell-timeout=120 \
 		--nbval-sanitize-with tests/nbval_sanitize.cfg notebooks/*.ipynb
+
+book: setup ## render the lessons as a site with search, in build/book
+	@$(run) -c 'import furo, jupyter_server_mathjax, myst_nb' 2>/dev/null || \
+		$(run) -m pip install -q -c .venv/constraints.txt -e '.[book]'
+	@rm -rf build/pages && mkdir -p build/pages && cp -R book/. notebooks build/pages
+	$(run) -m sphinx -q -W --keep-going -b html build/pages build/book
+	@echo "open build/book/index.html"
 
 lint: setup ## check style and format
 	$(run) -m ruff check .
