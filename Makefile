@@ -19,7 +19,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 unexport JUPYTER_PATH JUPYTER_CONFIG_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab demo test test-quick test-full test-notebooks lint format notebooks book clean
+.PHONY: help setup lab demo test test-quick test-full test-notebooks test-browser lint format notebooks book clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -53,6 +53,11 @@ book: setup ## render the lessons as a site with search, in build/book
 	@rm -rf build/pages && mkdir -p build/pages && cp -R book/. notebooks build/pages
 	$(run) -m sphinx -q -W --keep-going -b html build/pages build/book
 	@echo "open build/book/index.html"
+
+test-browser: setup ## open a lesson in JupyterLab in headless Chromium, run it, move a slider
+	@$(run) -c 'import playwright' 2>/dev/null || \
+		$(run) -m pip install -q -c .venv/constraints.txt -e '.[browser]'
+	$(run) -m pytest -q -rs tests/browser
 
 lint: setup ## check style and format
 	$(run) -m ruff check .
