@@ -91,9 +91,9 @@ def run_all_cells(page) -> None:
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         said = [text.strip() for text in prompts.all_inner_texts()]
-        if said and said == [f"[{number}]:" for number in range(1, len(said) + 1)]:
-            if page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").count():
-                return
+        idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").count()
+        if idle and said == [f"[{number}]:" for number in range(1, len(said) + 1)]:
+            return
         time.sleep(0.5)
     raise AssertionError(f"not all cells have run: {said}")
 
