@@ -23,6 +23,7 @@ from .matrix import OPTIONS, case, covering, everything
 from .processes import init
 
 _DEFAULT_RANKS = (1, 2, 3, 4, 5)
+_DONE = "done\n"  # what a rank prints after each case
 _COLUMNS = "{:15} {:9} {:>6} {:>5} {:>9} {:>9} {:>6}   {}"
 
 
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([_as_json(result) for result in results], indent=2))
     else:
         _print_table(results, "threads" if args.local else "processes")
+        print("errors of dq and dk: relative to the larger of the two terms that they are made of")
         for result in missed:
             print(f"MISSED on {result.ranks} ranks: {result.case}: {_described(result)}")
         print(_sentence(results, missed))
@@ -138,9 +140,6 @@ def _on_processes(ranks: int, full: bool) -> list[Result]:
         Result(ranks, one, Errors(*measured), Errors(*allowed))
         for one, (measured, allowed) in zip(chosen, kept["measured"], strict=True)
     ]
-
-
-_DONE = "done\n"  # what a rank prints after each case
 
 
 def _measure(ranks: int, full: bool) -> Iterator[tuple[tuple, tuple]]:
