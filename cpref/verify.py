@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([_as_json(result) for result in results], indent=2))
     else:
         _print_table(results, "threads" if args.local else "processes")
-        print("errors of dq and dk: relative to the larger of the two terms that they are made of")
+        print(
+            "errors of dq, dk: relative to the gradient, or to the term subtracted in it, if larger"
+        )
         for result in missed:
             print(f"MISSED on {result.ranks} ranks: {result.case}: {_described(result)}")
         print(_sentence(results, missed))
