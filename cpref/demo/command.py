@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", default="ring", help="the one that is trained first")
     parser.add_argument("--layout", default="zigzag", help=", ".join(LAYOUTS))
     parser.add_argument("--document", help="a text file; default: the Python language reference")
-    parser.add_argument("--out", default="out", help="folder for demo.json and the figures")
+    parser.add_argument("--out", default="out", help="folder for demo.json")
+    parser.add_argument("--figures", metavar="DIR", help="folder for the figures; default: --out")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the table")
 
 
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """0 if every number is within its bound, else 1. Raises ValueError for bad input."""
     plan = _plan(args)
     out = writable_folder("--out", args.out)
+    pictures = writable_folder("--figures", args.figures) if args.figures else out
     try:
         kept = launch(
             plan.ranks,
@@ -61,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
         "misses": verdict,
     }
     (out / "demo.json").write_text(json.dumps(report, indent=2))
-    figures.losses(alone, chosen.losses, plan.ranks).save(out / "losses.png")
+    figures.losses(alone, chosen.losses, plan.ranks).save(pictures / "losses.png")
     saved = {result.strategy: max(result.saved) for result in results}
     picture = figures.saved_activations(chosen.saved_alone, saved, plan.ranks)
-    picture.save(out / "saved_activations.png")
+    picture.save(pictures / "saved_activations.png")
     if args.json:
         print(json.dumps(report, indent=2))
     else:
         _print_table(results, plan, kept["device"])
-        print(f"\nwritten to {out}/: demo.json, losses.png, saved_activations.png")
+        print(f"\nwritten: {out}/demo.json, {pictures}/losses.png and saved_activations.png")
         print(_sentence(results, plan, verdict))
     return 1 if any(verdict.values()) else 0
 
