@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogFormatter
 
 from ..layout import place
 from ..measure.cost import Shape, backward_sent, forward_sent
@@ -164,6 +165,8 @@ def crossing(
         axes.plot(queries, mib, color=_COLOR[name], marker=_MARKER[name], label=name, linewidth=2)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.set_xticks(queries[::2], [f"{length:,}" for length in queries[::2]])
+    _plain_numbers(axes)
     axes.set_xlabel(f"query tokens Sq (the keys are {kv_len:,})")
     axes.set_ylabel("sent per rank, forward (MiB, counted)")
     axes.legend()
@@ -265,8 +268,15 @@ def _draw_bytes(axes, by_strategy: Mapping[str, Mapping[int, int]]) -> None:
     axes.set_yscale("log")
     ranks = sorted({p for by_ranks in by_strategy.values() for p in by_ranks})
     axes.set_xticks(ranks, [str(p) for p in ranks])
+    _plain_numbers(axes)
     axes.set_xlabel("ranks P")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _plain_numbers(axes) -> None:
+    """0.3 and not 3 x 10^-1 on a logarithmic axis of MiB."""
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter())
 
 
 def _owned(axes, table: np.ndarray) -> None:

@@ -33,7 +33,7 @@ def exchange() -> Explorer:
         heads=widgets.IntSlider(4, 1, 8, description="heads"),
         seq_len=widgets.IntSlider(16, 8, 32, description="tokens"),
         ranks=widgets.IntSlider(4, 1, 8, description="ranks"),
-        layout=widgets.Dropdown(options=LAYOUTS, value="zigzag", description="layout"),
+        layout=widgets.Dropdown(options=LAYOUTS, value="contiguous", description="layout"),
     )
 
 
