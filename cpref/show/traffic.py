@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ..layout import place
 from ..measure.cost import Shape, backward_sent, forward_sent
@@ -274,9 +274,11 @@ def _draw_bytes(axes, by_strategy: Mapping[str, Mapping[int, int]]) -> None:
 
 
 def _plain_numbers(axes) -> None:
-    """0.3 and not 3 x 10^-1 on a logarithmic axis of MiB."""
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter())
+    """0.2 and not 2 x 10^-1 on a logarithmic axis of MiB."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter("{x:g}" if high < 50 * low else NullFormatter())
 
 
 def _owned(axes, table: np.ndarray) -> None:
