@@ -1,4 +1,4 @@
-"""How many bytes and messages a rank sends: formulas, to be held against what `comm.py` counts.
+"""Bytes and messages that a rank sends, and FLOPs: formulas, to be held against what is counted.
 
 With L = S/P, K = B·Hkv·L·(D + Dv) numbers in a block of K,V, Q = B·H·L·D, O = B·H·L·Dv, e bytes per
 number of the inputs and a bytes per number of the sums (4; 8 for float64):
@@ -18,6 +18,13 @@ place of P (L stays S/P), and the ring among P/Pu rows, which is the line of rin
 In messages: one for each hop of the ring; for a collective, one to each of the other ranks.
 
 They hold where all blocks travel (no step of the ring is empty) and P divides S.
+
+A pair is a query and a key that attend. In each head it costs 4·D FLOPs forward: a product of
+length D for the score, and D multiply-adds of v. Backward makes five such products of it where
+forward makes two: the score again, and dv, the gradient of the share, dq and dk. `work.py` counts
+the pairs.
+
+Source of the FLOPs: Dao 2023, FlashAttention-2 (arXiv 2307.08691), section 4.1.
 """
 
 import math
@@ -91,6 +98,18 @@ def forward_sent(strategy: str, shape: Shape) -> Sent:
 def backward_sent(strategy: str, shape: Shape) -> Sent:
     """What a rank sends in backward."""
     return _BACKWARD[strategy](shape)
+
+
+def forward_flops(shape: Shape, pairs: int) -> int:
+    """FLOPs of `pairs` pairs in every head: 4·B·H·D·pairs where D = Dv."""
+    d, dv = shape.head_dim, shape.v_head_dim or shape.head_dim
+    return 2 * shape.batch * shape.heads * (d + dv) * pairs
+
+
+def backward_flops(shape: Shape, pairs: int) -> int:
+    """The same of backward: 2.5 times those of forward where D = Dv."""
+    d, dv = shape.head_dim, shape.v_head_dim or shape.head_dim
+    return 2 * shape.batch * shape.heads * (3 * d + 2 * dv) * pairs
 
 
 def _to_others(ranks: int, *payloads: int) -> Sent:

@@ -1,8 +1,16 @@
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import cpref
-from cpref.measure.cost import Sent, Shape, backward_sent, forward_sent
+from cpref.measure.cost import (
+    Sent,
+    Shape,
+    backward_flops,
+    backward_sent,
+    forward_flops,
+    forward_sent,
+)
 
 
 def counted(group, shape, dtype, strategy, layout):
@@ -60,3 +68,24 @@ def test_few_kv_heads_make_the_ring_cheaper_than_ulysses():
     many, few = Shape(1, 64, 8, 8, 16, 4, 2), Shape(1, 64, 8, 1, 16, 4, 2)
     assert forward_sent("ring", many).bytes > forward_sent("ulysses", many).bytes
     assert forward_sent("ring", few).bytes < forward_sent("ulysses", few).bytes
+
+
+def test_flops_of_a_pair_are_four_head_dims_forward_and_two_and_a_half_times_that_backward():
+    shape = Shape(2, 64, 8, 2, 16, 4, 2)
+    pairs = 64 * 65 // 2
+    assert forward_flops(shape, pairs) == 4 * 2 * 8 * 16 * pairs
+    assert backward_flops(shape, pairs) == 2.5 * forward_flops(shape, pairs)
+
+
+def test_flops_are_those_that_torch_counts():
+    """Of the products of a plain attention, unmasked, with a v of its own width."""
+    shape = Shape(2, 32, 4, 4, 16, 1, 4, v_head_dim=24)
+    q, k = (torch.randn(2, 4, 32, 16, requires_grad=True) for _ in range(2))
+    v = torch.randn(2, 4, 32, 24, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        out = (q @ k.mT).softmax(-1) @ v
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert forward.get_total_flops() == forward_flops(shape, 32 * 32)
+    again = 2 * 2 * 4 * 16 * 32 * 32  # the scores, which a flash kernel computes once more
+    assert backward.get_total_flops() + again == backward_flops(shape, 32 * 32)
