@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -55,11 +56,12 @@ class Decoder(nn.Module):
     """tokens (B, S_local) and their global positions to logits (B, S_local, vocab).
 
     The weights follow from `seed` alone, so that ranks have the same ones without sending any.
+    recompute: keep only the input of each block for backward, and run the block again there.
     """
 
-    def __init__(self, config: Config, seed: int = 0):
+    def __init__(self, config: Config, seed: int = 0, *, recompute: bool = False):
         super().__init__()
-        self.config = config
+        self.config, self.recompute = config, recompute
         self.embedding = nn.Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
@@ -74,11 +76,23 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """tokens: (B, S_local) int64; positions: (S_local,) or (B, S_local) int64, global, as
         `cpref.local_positions` gives them; attention: (q, k, v) -> out on (B, H, S_local, D)."""
+        return self.head(self.features(tokens, positions, attention))  # (B, S_local, vocab)
+
+    def features(
+        self, tokens: Tensor, positions: Tensor, attention: Attention = causal_attention
+    ) -> Tensor:
+        """What the head makes logits of, (B, S_local, width); arguments as of forward."""
         x = self.embedding(tokens)  # (B, S_local, width)
         rotation = rotary(positions, self.config.head_dim, self.config.rope_base)
         for block in self.blocks:
-            x = block(x, rotation, attention)
-        return self.head(self.norm(x))  # (B, S_local, vocab)
+            x = self._run(block, x, rotation, attention)
+        return self.norm(x)
+
+    def _run(self, block: nn.Module, *inputs: object) -> Tensor:
+        if not self.recompute:
+            return block(*inputs)
+        # why: a block draws no random number that a second run would have to draw again
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class Block(nn.Module):

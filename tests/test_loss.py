@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import cpref
-from cpref.loss import IGNORE, next_token_loss, shift_labels
+from cpref.loss import IGNORE, next_token_loss, next_token_loss_by_parts, shift_labels
+from cpref.measure.peak import PeakMemory
 
 S, VOCAB = 16, 11
 
@@ -137,3 +138,54 @@ def test_shapes_that_do_not_fit_on_one_rank_are_refused_on_all():
             next_token_loss(torch.zeros(1, 4, 8), labels, group=group)
 
     cpref.run_local(fn, 2)
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 100])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_loss_by_parts_is_the_loss(ranks, at_once):
+    x, labels = torch.randn(2, S, 6, dtype=torch.float64), logits_and_labels([3])[1]
+    weight = torch.randn(VOCAB, 6, dtype=torch.float64)
+
+    def fn(group, by_parts):
+        leaves = cpref.shard(x, 1, group=group).requires_grad_(), weight.clone().requires_grad_()
+        mine = cpref.shard(labels, 1, group=group)
+        if by_parts:
+            loss = next_token_loss_by_parts(
+                leaves[0], lambda x: x @ leaves[1].T, mine, at_once=at_once, group=group
+            )
+        else:
+            loss = next_token_loss(leaves[0] @ leaves[1].T, mine, group=group)
+        loss.backward()
+        return loss.detach(), *(leaf.grad for leaf in leaves)
+
+    for parts, whole in zip(
+        cpref.run_local(fn, ranks, True), cpref.run_local(fn, ranks, False), strict=True
+    ):
+        torch.testing.assert_close(parts, whole)
+
+
+def test_the_loss_by_parts_holds_the_logits_of_a_part():
+    x, labels = torch.randn(1, 1024, 8, requires_grad=True), torch.zeros(1, 1024, dtype=torch.int64)
+    weight = torch.randn(500, 8, requires_grad=True)
+
+    def peak(group, at_once):
+        with PeakMemory() as memory:
+            next_token_loss_by_parts(
+                x, lambda x: x @ weight.T, labels, at_once=at_once, group=group
+            ).backward()
+        return memory.peak_bytes
+
+    whole, part = (cpref.run_local(peak, 1, at_once)[0] for at_once in (1024, 32))
+    logits = 1024 * 500 * 4
+    assert whole > 2 * logits and part < logits / 2
+
+
+def test_no_token_at_once_is_refused():
+    labels = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="at_once is 0; it must be at least 1 token"):
+        cpref.run_local(
+            lambda group: next_token_loss_by_parts(
+                torch.randn(1, 4, 2), torch.nn.Identity(), labels, at_once=0, group=group
+            ),
+            2,
+        )

@@ -79,3 +79,19 @@ def test_positions_of_packed_documents_may_restart_and_differ_in_the_batch():
 def test_a_shape_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="head"):
         Decoder(Config(**wrong))
+
+
+def test_recomputing_changes_no_gradient():
+    tokens = torch.arange(32).view(1, -1)
+
+    def gradients(group, recompute):
+        model = Decoder(Config(), recompute=recompute)
+        mine = cpref.shard(tokens, 1, group=group)
+        attention = sharded_attention(group, "ring", "zigzag", 32)
+        model(mine, cpref.local_positions(32, group=group), attention).square().mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    kept, again = (cpref.run_local(gradients, 2, recompute) for recompute in (False, True))
+    for a, b in zip(kept, again, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert torch.equal(x, y)
