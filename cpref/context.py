@@ -11,12 +11,14 @@ between, and in this thread only, `F.scaled_dot_product_attention` is `context_p
 
 A backward needs no context: what it has to do was settled in forward. Activation checkpointing runs
 forward again in backward, perhaps after the context has ended; so what is checkpointed inside takes
-the context along.
+the context along, its buffers' shards too.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
+from inspect import signature
+from types import FunctionType
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .attention import context_parallel_attention
+from .buffers import Buffers
 from .comm import Group, GroupLike, resolve
 from .layout import place, shard, unshard
 from .mask import Causal, Full
@@ -49,11 +52,18 @@ def context_parallel(
     stay sharded. strategy, layout: as in `context_parallel_attention`.
 
     Any length works, divisible by the ranks or not. Inside, is_causal, scale and enable_gqa of
-    `F.scaled_dot_product_attention` are honoured; q, k, v are this rank's shards.
+    `F.scaled_dot_product_attention` are honoured; q, k, v are this rank's shards. It does not
+    matter how the function was imported, and nn.MultiheadAttention and nn.TransformerEncoder, which
+    call it, are sharded too (with need_weights=False). Not seen, and so left within the shard: what
+    TorchScript runs, and kernels that are called past this function, such as those of flash_attn.
+
+    A backward may run after the context, and finds the shards of buffers that autograd kept. Only
+    an autograd.Function that keeps a buffer itself gets an error then: give it buffer.clone().
 
     Raises ValueError if buffers and buffer_seq_dims do not fit each other, if a buffer requires
     grad (use `cpref.shard`, which is differentiable), or if a buffer that is not to be restored is
-    none of the buffers. Inside, an attn_mask or dropout raises NotImplementedError.
+    none of the buffers. Inside, an attn_mask, dropout, flex_attention, or what else cannot be
+    sharded so raises NotImplementedError.
 
     Source of the interface: `torch.distributed.tensor.experimental.context_parallel`.
     """
@@ -61,20 +71,15 @@ def context_parallel(
     buffers, dims = list(buffers or []), list(buffer_seq_dims or [])
     kept = list(no_restore_buffers or [])
     _require_buffers(buffers, dims, kept)
+    parts = [
+        shard(buffer.data, dim, group=group, layout=layout)
+        for buffer, dim in zip(buffers, dims, strict=True)
+    ]
     lengths = {buffer.shape[dim] for buffer, dim in zip(buffers, dims, strict=True)}
-    intercept = _Intercept(mesh, group, strategy, layout, lengths)
-
-    whole = [buffer.data for buffer in buffers]
+    intercept = _Intercept(mesh, group, strategy, layout, lengths, Buffers(buffers, parts))
     _install_checkpoint_hook()
-    try:
-        for buffer, dim in zip(buffers, dims, strict=True):
-            buffer.data = shard(buffer.data, dim, group=group, layout=layout)
-        with intercept:
-            yield
-    finally:
-        for buffer, before in zip(buffers, whole, strict=True):
-            if not any(buffer is one for one in kept):
-                buffer.data = before
+    with intercept.buffers.sharded(kept), intercept:
+        yield
 
 
 @torch.no_grad()
@@ -102,18 +107,46 @@ class _Intercept(TorchFunctionMode):
     """Turns `F.scaled_dot_product_attention` into the sharded one. Modes belong to their thread."""
 
     def __init__(
-        self, mesh: GroupLike, group: Group, strategy: str, layout: str, lengths: set[int]
+        self,
+        mesh: GroupLike,
+        group: Group,
+        strategy: str,
+        layout: str,
+        lengths: set[int],
+        buffers: Buffers,
     ):
         super().__init__()
+        self.buffers = buffers
         self._group, self._layout, self._lengths = group, layout, lengths
         self._attention = partial(
             context_parallel_attention, group=mesh, strategy=strategy, layout=layout
         )
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.scaled_dot_product_attention:
+        if func in _ATTENTION:
             return self._sharded(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        if func is F.multi_head_attention_forward:
+            return self._multihead(*args, **(kwargs or {}))
+        if func in _LOCAL:
+            raise NotImplementedError(
+                f"{func.__name__} would attend within this rank's shard only; under "
+                "context_parallel call F.scaled_dot_product_attention, or "
+                "cpref.context_parallel_attention with a mask"
+            )
+        return self.buffers.call(func, args, kwargs or {})
+
+    def _multihead(self, *args, **kwargs) -> tuple[Tensor, None]:
+        """F.multi_head_attention_forward, which nn.MultiheadAttention and nn.Transformer* call."""
+        given = signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+        given.apply_defaults()
+        for name, wanted, remedy in _MULTIHEAD:
+            value = given.arguments[name]
+            if value is not wanted:
+                shown = "a tensor" if isinstance(value, Tensor) else value
+                raise NotImplementedError(
+                    f"{name} is {shown}; under context_parallel it must be {wanted}: {remedy}"
+                )
+        return _inside_multihead(self._sharded)(*given.args)
 
     def _sharded(
         self,
@@ -155,6 +188,43 @@ class _Intercept(TorchFunctionMode):
         return fitting.pop() if len(fitting) == 1 else local * ranks
 
 
+# Attention that this rank would compute of its own shard alone, and that is not rewritten here.
+_LOCAL = {
+    torch._native_multi_head_attention,
+    torch._transformer_encoder_layer_fwd,
+    torch.ops.higher_order.flex_attention,
+}
+_ATTENTION = {
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+}
+_MULTIHEAD = (  # arguments of F.multi_head_attention_forward: what they must be, and what to do
+    ("need_weights", False, "the weights of all keys are on no rank; pass need_weights=False"),
+    ("key_padding_mask", None, "leave out padding, or mask its tokens in the loss"),
+    ("bias_k", None, "each rank would add a key; use add_bias_kv=False"),
+    ("bias_v", None, "each rank would add a value; use add_bias_kv=False"),
+    ("add_zero_attn", False, "each rank would add a key; use add_zero_attn=False"),
+    ("static_k", None, "pass key"),
+    ("static_v", None, "pass value"),
+)
+
+
+def _inside_multihead(attention: Callable[..., Tensor]) -> Callable:
+    """F.multi_head_attention_forward with `attention` in place of scaled_dot_product_attention.
+
+    why: while a mode handles a call, the calls within are not shown to it. So the function is made
+    again, of the same code, with another meaning of two of the names that it looks up.
+    """
+    function = F.multi_head_attention_forward
+    names = {
+        **function.__globals__,
+        "has_torch_function": lambda _: False,
+        "scaled_dot_product_attention": attention,
+    }
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
 def _require_buffers(
     buffers: list[Tensor],
     dims: list[int],
@@ -184,25 +254,36 @@ def _require_buffers(
             raise ValueError("no_restore_buffers has a tensor that is not among buffers")
 
 
-def _current() -> _Intercept | None:
+def _contexts() -> list[_Intercept]:
+    """The contexts that surround us now, the outermost first."""
     modes = torch.overrides._get_current_function_mode_stack()
-    return next((mode for mode in reversed(modes) if isinstance(mode, _Intercept)), None)
+    return [mode for mode in modes if isinstance(mode, _Intercept)]
 
 
 def _taking_along(function):
-    """`function`, which whenever it runs does so in the context that surrounds us now."""
-    intercept = _current()
-    if intercept is None:
+    """`function`, which whenever it runs does so in the contexts that surround us now."""
+    contexts = _contexts()
+    if not contexts:
         return function
 
     @wraps(function)
     def inside(*args, **kwargs):
-        if _current() is intercept:
+        if _contexts() == contexts:
             return function(*args, **kwargs)
-        with intercept:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context.buffers.sharded())
+                stack.enter_context(context)
             return function(*args, **kwargs)
 
     return inside
+
+
+def _stand_ins(args: tuple) -> tuple:
+    """What a checkpoint is to keep instead of buffers, which are whole again when it needs them."""
+    for context in _contexts():
+        args = context.buffers.stand_ins(args)
+    return args
 
 
 def _install_checkpoint_hook() -> None:
@@ -221,12 +302,12 @@ def _install_checkpoint_hook() -> None:
 
     @wraps(generator)
     def without_reentrant(fn, *args, **kwargs):
-        return generator(_taking_along(fn), *args, **kwargs)
+        return generator(_taking_along(fn), *_stand_ins(args), **kwargs)
 
     class Reentrant(function_class):
         @classmethod
         def apply(cls, fn, *args):
-            return function_class.apply(_taking_along(fn), *args)
+            return function_class.apply(_taking_along(fn), *_stand_ins(args))
 
     module._checkpoint_without_reentrant_generator = without_reentrant
     module.CheckpointFunction = Reentrant

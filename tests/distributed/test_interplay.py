@@ -84,6 +84,45 @@ def test_the_surrounding_model_may_be_compiled(processes, backend, sharded):
         assert max(errors) < 1e-13
 
 
+class Embedded(nn.Module):
+    """Tokens, a table of positions as a buffer, and PyTorch's own attention module."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(S, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.register_buffer("table", torch.arange(S * WIDTH).view(S, WIDTH).cos())
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) * self.table
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return self.attention(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+
+
+def compiled_with_buffers(group, backend):
+    torch._dynamo.reset()
+    model = Embedded().double()
+    fast, tokens = torch.compile(model, backend=backend), torch.arange(S)[None]
+    exact = fast(tokens)  # compiled for the whole sequence first, without the context
+    (whole_grad,) = torch.autograd.grad(exact.square().sum(), model.embedding.weight)
+    with cpref.context_parallel(
+        None, buffers=[tokens, model.table], buffer_seq_dims=[1, 0], no_restore_buffers={tokens}
+    ):
+        out = fast(tokens)
+    out.square().sum().backward()
+    grad = group.all_reduce(model.embedding.weight.grad)
+    whole = cpref.unshard(out.detach(), 1, group=group, seq_len=S)
+    pairs = (whole, exact.detach()), (grad, whole_grad)
+    return [((a - b).norm() / b.norm()).item() for a, b in pairs]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_may_have_buffers_of_the_context(processes, backend):
+    for errors in processes(2)(compiled_with_buffers, backend):
+        assert max(errors) < 1e-13
+
+
 def fully_sharded(group):
     layer = Layer(sharded=True).double()
     fully_shard(layer, mesh=init_device_mesh("cpu", (group.size,)))
