@@ -1,9 +1,9 @@
 """How long one attention takes: an alpha-beta model of every strategy, step by step.
 
-A message of n bytes takes alpha + n/beta seconds (`Link`); a tile takes a time for its call, for its
-pairs and for its rows (`Rates`). The schedule is that of the strategy's own loop: what is posted,
-what is computed meanwhile, and what is waited for. So a ring step that overlaps takes as long as
-the longer of the two, and an uneven layout makes ranks wait for each other, as in a run:
+A message of n bytes takes alpha + n/beta seconds (`Link`); a tile takes a time for its call, its
+pairs and its rows (`Rates`). The schedule is that of the strategy's own loop: what is posted, what
+is computed meanwhile, and what is waited for. So a ring step that overlaps takes as long as the
+longer of the two, and an uneven layout makes ranks wait for each other, as in a run:
 
                      step 0              step 1
     rank 0     compute |wait for KV 3| compute |
