@@ -98,7 +98,7 @@ def run_all_cells(page) -> None:
     raise AssertionError(f"not all cells have run: {said}")
 
 
-@pytest.mark.parametrize("name", ["02_sharding.ipynb"])
+@pytest.mark.parametrize("name", ["09_balance.ipynb"])
 def test_a_lesson_runs_and_its_slider_changes_the_picture(browser, lab, name):
     page = open_lesson(browser, lab, name)
     run_all_cells(page)
