@@ -1,4 +1,4 @@
-"""Peak memory and sent bytes of any code, counted below it: where torch dispatches its operations.
+"""Peak memory and sent bytes of any code, counted below it: where torch dispatches operations.
 
 Works for other people's code as well as for ours, since it sees every tensor that comes into being
 and every communication call. What it counts is what was asked for, not what an allocator rounds it
@@ -10,34 +10,30 @@ import weakref
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_iter
 
 
-class PeakMemory(TorchDispatchMode):
-    """`with PeakMemory() as peak:` then peak.peak_bytes and peak.sent_bytes of what ran inside.
+class LiveBytes(TorchDispatchMode):
+    """`with LiveBytes() as live:` then live.peak_bytes and live.live_bytes of what ran inside.
 
     peak_bytes: the most bytes alive at once in storages that came into being inside; those
     from before do not count. A storage is counted once, however many views it has.
-    sent_bytes: payload that this rank handed to torch.distributed, in the counting of
-    `cpref.comm.Traffic`: what goes to other ranks, for each of them.
-    Only the operations of the thread that entered it are seen, with the backward it runs itself.
+    Only the operations of the thread that entered it are seen, with the backward it runs itself;
+    and not what a kernel holds for itself while it runs.
     """
 
     def __init__(self):
         super().__init__()
-        self.peak_bytes = self.live_bytes = self.sent_bytes = 0
-        self._known: set[int] = set()
+        self.peak_bytes = self.live_bytes = 0
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # why: a DTensor first becomes operations on what it holds
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor):
                 self._see(tensor.untyped_storage(), counted=False)
-        operation = func.__name__.partition(".")[0]
-        if func.namespace == "c10d":
-            self.sent_bytes += _sent(operation, args)
-        elif func.namespace == "_c10d_functional":
-            self.sent_bytes += _sent_functional(operation, args)
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
@@ -46,17 +42,43 @@ class PeakMemory(TorchDispatchMode):
 
     def _see(self, storage: torch.UntypedStorage, *, counted: bool) -> None:
         key = storage._cdata
-        if key in self._known:
+        if key in self._sizes:
             return
-        size = storage.nbytes() if counted else 0
-        self._known.add(key)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._forget, key, size)
+        self._sizes[key] = 0
+        if counted:
+            self._resize(key, storage.nbytes())
+        weakref.finalize(storage, self._forget, key)
 
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.live_bytes -= size
+    def _resize(self, key: int, size: int) -> None:
+        self.live_bytes += size - self._sizes[key]
+        self._sizes[key] = size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key)
+
+
+class PeakMemory(LiveBytes):
+    """`LiveBytes` that also counts what is sent.
+
+    sent_bytes: payload that this rank handed to torch.distributed, in the counting of
+    `cpref.comm.Traffic`: what goes to other ranks, for each of them.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.sent_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented:
+            return result
+        operation = func.__name__.partition(".")[0]
+        if func.namespace == "c10d":
+            self.sent_bytes += _sent(operation, args)
+        elif func.namespace == "_c10d_functional":
+            self.sent_bytes += _sent_functional(operation, args)
+        return result
 
 
 def _sent(operation: str, args: tuple) -> int:
