@@ -18,7 +18,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, Union
 
@@ -28,6 +28,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .agreement import disagreement
+from .watch import Watch
 
 T = TypeVar("T")
 GroupLike = Union["Group", "Grid", ProcessGroup, DeviceMesh, None]
@@ -54,9 +55,12 @@ class Traffic:
     bytes: int = 0
     messages: int = 0
 
-    def add(self, tensor: Tensor, messages: int = 1) -> None:
-        self.bytes += messages * tensor.numel() * tensor.element_size()
+    def add(self, tensor: Tensor, messages: int = 1) -> int:
+        """Count the same payload sent so many times; returns its bytes."""
+        sent = messages * tensor.numel() * tensor.element_size()
+        self.bytes += sent
         self.messages += messages
+        return sent
 
     def reset(self) -> None:
         self.bytes = self.messages = 0
@@ -97,10 +101,15 @@ class Group(ABC):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.traffic = Traffic()
+        self.watch = Watch()
 
     def source(self, hops: int) -> int:
         """The rank whose block is here when every block has made `hops` hops."""
         return (self.rank - hops) % self.size
+
+    def computing(self, label: str) -> AbstractContextManager:
+        """`with group.computing("ring forward, step 1"):`, for who looks on."""
+        return self.watch.during("compute", label)
 
     # -- the four moves ---------------------------------------------------------------------------
 
@@ -116,10 +125,9 @@ class Group(ABC):
             return Pending(lambda: block)
         block = block.contiguous()
         into = block.new_empty(block.shape if shape is None else tuple(shape))
-        if block.numel():
-            self.traffic.add(block)
-        to = (self.rank + hops) % self.size
-        return self._shift(block, into, to, self.source(hops), label)
+        sent = self.traffic.add(block) if block.numel() else 0
+        to, source = (self.rank + hops) % self.size, self.source(hops)
+        return self._move(label, sent, lambda: self._shift(block, into, to, source, label))
 
     def all_gather(
         self, part: Tensor, shapes: Sequence[Shape] | None = None, *, label: str = "all_gather"
@@ -132,8 +140,8 @@ class Group(ABC):
         slot = arrived.buffer.shape[1]
         if sent.numel() < slot:  # why: collectives want equal sizes; the filling is not looked at
             sent = torch.cat([sent, sent.new_zeros(slot - sent.numel())])
-        self.traffic.add(sent, self.size - 1)
-        gathered = self._all_gather(arrived.buffer, sent, label)
+        size = self.traffic.add(sent, self.size - 1)
+        gathered = self._move(label, size, lambda: self._all_gather(arrived.buffer, sent, label))
         return Pending(lambda: (gathered.wait(), arrived.parts)[1])
 
     def reduce_scatter(
@@ -147,8 +155,8 @@ class Group(ABC):
             return Pending(lambda: parts.parts[0] if isinstance(parts, Parcels) else parts[0])
         parcels = parts if isinstance(parts, Parcels) else Parcels.of(parts)
         mine = parcels.parts[self.rank]
-        self.traffic.add(parcels.buffer[0], self.size - 1)
-        reduced = self._reduce_scatter(parcels.buffer, label)
+        size = self.traffic.add(parcels.buffer[0], self.size - 1)
+        reduced = self._move(label, size, lambda: self._reduce_scatter(parcels.buffer, label))
         return Pending(lambda: reduced.wait()[: mine.numel()].view(mine.shape))
 
     def all_to_all(
@@ -157,11 +165,9 @@ class Group(ABC):
         """parts[r] goes to rank r; what comes from rank r has the shape shapes[r]."""
         if self.size == 1:
             return Pending(lambda: list(parts))
-        for rank, part in enumerate(parts):
-            if rank != self.rank:
-                self.traffic.add(part)
-        sent = pack(*parts)
-        arrived = self._all_to_all(sent, [p.numel() for p in parts], sizes_of(shapes), label)
+        size = sum(self.traffic.add(part) for r, part in enumerate(parts) if r != self.rank)
+        sent, sizes = pack(*parts), ([p.numel() for p in parts], sizes_of(shapes))
+        arrived = self._move(label, size, lambda: self._all_to_all(sent, *sizes, label))
         return Pending(lambda: unpack(arrived.wait(), shapes))
 
     def all_reduce(self, x: Tensor, *, label: str = "all_reduce") -> Tensor:
@@ -170,6 +176,10 @@ class Group(ABC):
         mine = self.reduce_scatter(slices, label=label).wait()
         parts = self.all_gather(mine, [s.shape for s in slices], label=label).wait()
         return torch.cat(parts).view(x.shape)
+
+    def _move(self, label: str, size: int, post: Callable[[], Pending[T]]) -> Pending[T]:
+        """Post a move that sends `size` bytes, in view of who looks on."""
+        return Pending(self.watch.follow(label, size, lambda: post().wait))
 
     # -- how a subclass moves flat buffers --------------------------------------------------------
 
@@ -227,7 +237,8 @@ class Group(ABC):
             problem = error
             text = json.dumps([call, type(error).__name__, str(error)])
         if self.size > 1:
-            self._compare(call, text)
+            with self.watch.during("wait", f"the agreement on {call}"):
+                self._compare(call, text)
         if problem is not None:
             raise problem
         return result
@@ -271,7 +282,7 @@ class Grid:
     """Ranks as a table: each row of neighbours exchanges heads, each column is a ring.
 
     flat: all of them, row after row; ulysses: this rank's row; ring: this rank's column. What the
-    two send is counted in the traffic of all.
+    two send is counted in the traffic of all, and who looks on at all sees them, too.
     """
 
     flat: Group
@@ -280,6 +291,7 @@ class Grid:
 
     def __post_init__(self):
         self.ring.traffic = self.ulysses.traffic = self.flat.traffic
+        self.ring.watch = self.ulysses.watch = self.flat.watch
 
 
 def resolve(group: GroupLike) -> Group:

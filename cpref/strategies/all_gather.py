@@ -27,10 +27,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     shapes = block_shapes(k, v, job)
     total = empty_partial(q, v)
     arriving = _gather(k, v, shapes, job, group, "all_gather forward")
-    attend(total, q, k, v, job.tiles(group.rank, group.rank), job)
-    for source, block in enumerate(arriving.wait()):
-        if source != group.rank:
-            attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
+    with group.computing("all_gather forward, own tile"):
+        attend(total, q, k, v, job.tiles(group.rank, group.rank), job)
+    blocks = arriving.wait()
+    with group.computing("all_gather forward, the others"):
+        for source, block in enumerate(blocks):
+            if source != group.rank:
+                attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
     return finish(q, k, v, total, job)
 
 
@@ -45,12 +48,16 @@ def backward(
     mine = unpack(grads.parts[group.rank], shapes[group.rank])
 
     arriving = _gather(k, v, shapes, job, group, "all_gather backward")
-    attend_backward(rows, k, v, job.tiles(group.rank, group.rank), job, dq, *mine)
-    for source, block in enumerate(arriving.wait()):
-        if source != group.rank:
-            k_block, v_block = unpack(block, shapes[source])
-            dk, dv = unpack(grads.parts[source], shapes[source])
-            attend_backward(rows, k_block, v_block, job.tiles(group.rank, source), job, dq, dk, dv)
+    with group.computing("all_gather backward, own tile"):
+        attend_backward(rows, k, v, job.tiles(group.rank, group.rank), job, dq, *mine)
+    blocks = arriving.wait()
+    with group.computing("all_gather backward, the others"):
+        for source, block in enumerate(blocks):
+            if source != group.rank:
+                k_block, v_block = unpack(block, shapes[source])
+                dk, dv = unpack(grads.parts[source], shapes[source])
+                tiles = job.tiles(group.rank, source)
+                attend_backward(rows, k_block, v_block, tiles, job, dq, dk, dv)
     summed = group.reduce_scatter(grads, label="all_gather dK,dV").wait()
     return dq, *unpack(summed, shapes[group.rank])
 

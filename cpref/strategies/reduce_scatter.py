@@ -38,10 +38,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     outs = Parcels.empty(out_shapes, accumulator_dtype(q.dtype), q.device)
     partials = [Partial.empty(out) for out in outs.parts]
 
-    attend(partials[group.rank], q, k, v, job.tiles(group.rank, group.rank), job)
-    for source, q_source in enumerate(arriving.wait()):
-        if source != group.rank:
-            attend(partials[source], q_source, k, v, job.tiles(source, group.rank), job)
+    with group.computing("reduce_scatter forward, own tile"):
+        attend(partials[group.rank], q, k, v, job.tiles(group.rank, group.rank), job)
+    queries = arriving.wait()
+    with group.computing("reduce_scatter forward, the others"):
+        for source, q_source in enumerate(queries):
+            if source != group.rank:
+                attend(partials[source], q_source, k, v, job.tiles(source, group.rank), job)
 
     everyones = group.all_gather(
         pack(*(p.lse for p in partials)), label="reduce_scatter lse"
@@ -77,13 +80,16 @@ def backward(
     dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (k, v))
     own = rows_with_delta(q, grad_out, lse, delta)
     tiles = job.tiles(group.rank, group.rank)
-    attend_backward(own, k, v, tiles, job, dqs.parts[group.rank], dk, dv)
-    for source, (both, (lse, delta)) in enumerate(zip(queries.wait(), sums.wait(), strict=True)):
-        if source != group.rank:
-            q_source, grad_source = both.split([q.shape[-1], v.shape[-1]], -1)
-            rows = rows_with_delta(q_source, grad_source, lse, delta)
-            tiles = job.tiles(source, group.rank)
-            attend_backward(rows, k, v, tiles, job, dqs.parts[source], dk, dv)
+    with group.computing("reduce_scatter backward, own tile"):
+        attend_backward(own, k, v, tiles, job, dqs.parts[group.rank], dk, dv)
+    arrived = zip(queries.wait(), sums.wait(), strict=True)
+    with group.computing("reduce_scatter backward, the others"):
+        for source, (both, (lse, delta)) in enumerate(arrived):
+            if source != group.rank:
+                q_source, grad_source = both.split([q.shape[-1], v.shape[-1]], -1)
+                rows = rows_with_delta(q_source, grad_source, lse, delta)
+                tiles = job.tiles(source, group.rank)
+                attend_backward(rows, k, v, tiles, job, dqs.parts[source], dk, dv)
     dq = group.reduce_scatter(dqs, label="reduce_scatter dQ").wait()
     return dq, dk, dv
 

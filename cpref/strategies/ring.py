@@ -50,7 +50,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
         source = group.source(step)
         if following:
             arriving = _pass_on(block, step, following, shapes, job, group, "ring forward")
-        attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
+        with group.computing(f"ring forward, step {step}"):
+            attend(total, q, *unpack(block, shapes[source]), job.tiles(group.rank, source), job)
         if following:
             block = arriving.wait()
     return finish(q, k, v, total, job)
@@ -74,14 +75,16 @@ def backward(
         block = arriving.wait()
         if following:
             arriving = _pass_on(block, step, following, shapes, job, group, "ring backward")
-        grads = block.new_zeros(block.shape, dtype=dtype)
-        dk, dv = unpack(grads, shapes[source])
-        k_block, v_block = unpack(block, shapes[source])
-        attend_backward(rows, k_block, v_block, job.tiles(group.rank, source), job, dq, dk, dv)
+        with group.computing(f"ring backward, step {step}"):
+            grads = block.new_zeros(block.shape, dtype=dtype)
+            dk, dv = unpack(grads, shapes[source])
+            k_block, v_block = unpack(block, shapes[source])
+            attend_backward(rows, k_block, v_block, job.tiles(group.rank, source), job, dq, dk, dv)
         if grads_behind:
             grads += grads_behind.wait()
         grads_behind = _pass_on(grads, step, following, shapes, job, group, "ring dK,dV")
-    attend_backward(rows, k, v, job.tiles(group.rank, group.rank), job, dq, own_dk, own_dv)
+    with group.computing("ring backward, own tile"):
+        attend_backward(rows, k, v, job.tiles(group.rank, group.rank), job, dq, own_dk, own_dv)
     if grads_behind:
         dk, dv = unpack(grads_behind.wait(), shapes[group.rank])
         own_dk += dk

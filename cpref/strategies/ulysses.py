@@ -38,7 +38,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, job: Job, group: Group) -> tuple[Pa
     q, k, v = swap.inputs_to_heads(q, k, v, job)
     whole = job.join(group.size)
     total = empty_partial(q, v)
-    attend(total, q, k, v, whole.tiles(0, 0), whole)
+    with group.computing("ulysses forward"):
+        attend(total, q, k, v, whole.tiles(0, 0), whole)
     part, saved = finish(q, k, v, total, job)
     return swap.partial_to_tokens(part, job), saved
 
@@ -52,7 +53,8 @@ def backward(
     rows = query_rows(q, grad_out, out, lse, grad_lse)
     whole = job.join(group.size)
     grads = [torch.zeros_like(x, dtype=accumulator_dtype(x.dtype)) for x in (q, k, v)]
-    attend_backward(rows, k, v, whole.tiles(0, 0), whole, *grads)
+    with group.computing("ulysses backward"):
+        attend_backward(rows, k, v, whole.tiles(0, 0), whole, *grads)
     return swap.grads_to_tokens(*grads, job)
 
 
