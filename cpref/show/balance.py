@@ -58,31 +58,37 @@ def steps(seq_len: int, ranks: int, layout: str = "", mask: str = "causal") -> P
     return Picture(figure, alt)
 
 
-def matrix_by_step(seq_len: int, ranks: int) -> Picture:
-    """At which step of the ring each (query, key) pair of causal attention is computed."""
+def matrix_by_step(seq_len: int, ranks: int, mask: str = "causal") -> Picture:
+    """At which step of the ring each (query, key) pair is computed, under each layout."""
     figure, panels = blank(7.2, 3.3, ncols=len(LAYOUTS), squeeze=False, sharey=True)
     colors = np.array([to_rgb(PALETTE[step % len(PALETTE)]) for step in range(ranks)])
     query, key = np.mgrid[:seq_len, :seq_len]
+    first, last = MASKS[mask](seq_len).interval(np.arange(seq_len), seq_len)
+    seen, used = (first[query] <= key) & (key < last[query]), {}
     for axes, name in zip(panels[0], LAYOUTS, strict=True):
         placement, owner = place(seq_len, ranks, name), np.empty(seq_len, dtype=int)
         for rank in range(ranks):
             owner[placement.positions(rank)] = rank
-        image = colors[(owner[query] - owner[key]) % ranks]
-        image[key > query] = 1
+        step = (owner[query] - owner[key]) % ranks
+        used[name] = np.unique(step[seen]).tolist()
+        image = colors[step]
+        image[~seen] = 1
         axes.imshow(image, extent=(-0.5, seq_len - 0.5, seq_len - 0.5, -0.5))
-        for edge in np.flatnonzero(np.diff(owner)) if name != "striped" else ():
-            axes.axhline(edge + 0.5, color=BLACK, linewidth=0.5)
+        if name != "striped":
+            edges = np.flatnonzero(np.diff(owner)) + 0.5
+            axes.hlines(edges, -0.5, seq_len - 0.5, color=BLACK, linewidth=0.5)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("key position")
     panels[0, 0].set_ylabel("query position")
     patches = [Patch(color=colors[step], label=f"step {step}") for step in range(ranks)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(ranks, 8), fontsize=8)
     figure.suptitle("The layout decides at which step of the ring a pair is computed", fontsize=11)
+    said = "; ".join(f"{name} at steps {steps}" for name, steps in used.items())
     alt = (
-        f"Causal attention of {seq_len} tokens on {ranks} ranks as matrices of queries by keys, "
-        f"one for each of {', '.join(LAYOUTS)}, coloured by the step of the ring at which a pair "
-        "is computed. Contiguous: a staircase of whole tiles, late steps only in the lower left. "
-        "Zigzag: strips of half a tile at every step. Striped: all steps everywhere."
+        f"Attention of {seq_len} tokens on {ranks} ranks, mask {mask}, as matrices of queries by "
+        "keys, coloured by the step of the ring at which a pair is computed. Contiguous: blocks of "
+        "a whole tile in diagonals. Zigzag: smaller blocks, each step in several places. Striped: "
+        f"all steps everywhere. Computed: {said}."
     )
     return Picture(figure, alt)
 
@@ -179,9 +185,9 @@ def _busiest(table: np.ndarray) -> float:
 def _grid(axes, shares: np.ndarray) -> None:
     axes.imshow(shares, cmap=_WORK, vmin=0, vmax=1.2, aspect="auto")
     ranks = len(shares)
-    if ranks <= 8:
+    if ranks <= 5:  # why: more numbers take longer to draw than a slider may wait
         for (rank, step), share in np.ndenumerate(shares):
-            where = {"ha": "center", "va": "center", "fontsize": 8 if ranks < 7 else 6}
+            where = {"ha": "center", "va": "center", "fontsize": 8}
             color = "white" if share > 0.6 else BLACK
             axes.text(step, rank, _short(share), color=color, **where)
     axes.set_xticks(range(ranks))

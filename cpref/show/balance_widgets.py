@@ -16,3 +16,13 @@ def steps() -> Explorer:
         layout=widgets.Dropdown(options=LAYOUTS, value="contiguous", description="layout"),
         mask=widgets.Dropdown(options=list(balance.MASKS), value="causal", description="mask"),
     )
+
+
+def matrix_by_step() -> Explorer:
+    """At which step each pair is computed, under each layout: tokens, ranks and mask."""
+    return Explorer(
+        balance.matrix_by_step,
+        seq_len=widgets.IntSlider(32, 8, 64, description="tokens"),
+        ranks=widgets.IntSlider(4, 1, 6, description="ranks"),
+        mask=widgets.Dropdown(options=list(balance.MASKS), value="causal", description="mask"),
+    )

@@ -53,11 +53,12 @@ def test_a_timeline_says_how_long_rank_0_was_idle():
 def test_idle_and_busiest_say_their_numbers():
     assert "Rank 0 idles 67 %" in balance.idle({"contiguous": [0.67, 0]}).figure.axes[0].get_title()
     assert "contiguous causal 1.75" in balance.busiest(256, 4).alt
-    assert "32 tokens on 4 ranks" in balance.matrix_by_step(32, 4).alt
+    assert "contiguous at steps [0, 1]; zigzag" in balance.matrix_by_step(32, 4, "window").alt
 
 
-def test_a_slider_redraws_in_time():
-    explorer = balance_widgets.steps()
+@pytest.mark.parametrize("make", [balance_widgets.steps, balance_widgets.matrix_by_step])
+def test_a_slider_redraws_in_time(make):
+    explorer = make()
     before = explorer._image.value
     taken = []
     for ranks in (5, 6, 7):
