@@ -1,6 +1,7 @@
 """`cpref doctor`: what this machine has, what would not work, and how to mend it."""
 
 import argparse
+import itertools
 import json
 import platform
 import shutil
@@ -22,12 +23,14 @@ from .machine import cores, free_memory
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. remedy: what to do, when it is not ok."""
+    """One thing that was looked at. remedy: what to do, when it is not ok; constants: the value as
+    numbers, where it is made of some."""
 
     name: str
     value: str
     ok: bool = True
     remedy: str = ""
+    constants: dict | None = None
 
 
 def examine() -> Iterator[Finding]:
@@ -185,14 +188,41 @@ def _ranks() -> Iterator[Finding]:
     )
 
 
+_FIT = """
+import cpref, torch
+from dataclasses import asdict
+from cpref.measure.fit import Problem, fit_here, words
+torch.set_num_threads(1)
+device = cpref.init(timeout=300)
+found = fit_here(Problem(device=device.type))
+cpref.keep(words=words(found), fit=asdict(found))
+"""
+
+
+def _fit() -> Iterator[Finding]:
+    """The constants of the time model on this machine; printed, and stored nowhere."""
+    ranks = 2
+    if torch.accelerator.is_available():
+        ranks = min(2, torch.accelerator.device_count())
+    try:
+        kept = launch(ranks, cell=_FIT, timeout=300).by_rank[0]
+    except RanksFailed as error:
+        yield Finding("fit", str(error), False, "see the lines above; try again on a quiet machine")
+        return
+    yield Finding("fit", kept["words"], constants=kept["fit"])
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fit", action="store_true", help="measure the constants of the time model, too (a minute)"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; 0 if all that is needed works, else 1."""
     findings = []
-    for finding in examine():
+    for finding in itertools.chain(examine(), _fit() if args.fit else ()):
         findings.append(finding)
         if not args.json:
             value = finding.value.replace("\n", f"\n{'':22}")

@@ -42,13 +42,14 @@ class Link:
 class Rates:
     """How fast a rank attends, in forward or in backward: seconds for each thing.
 
-    call: of a tile's kernel; full, causal: of a pair of those tiles, in one head and for each
-    dimension of it; number: of adding one number of a result (out, or dq, dk, dv) to a sum; start:
-    of everything that a call does beside tiles and moves.
+    pair: of a pair that is computed, in one head and for each dimension of it; edge: of a row of a
+    causal tile, likewise, for kernels compute whole blocks along the diagonal; number: of adding
+    one number of a result (out, or dq, dk, dv) to a sum; call: of a tile's kernel; start: of
+    everything that an attention does beside tiles and moves.
     """
 
-    full: float
-    causal: float
+    pair: float
+    edge: float = 0.0
     number: float = 0.0
     call: float = 0.0
     start: float = 0.0
@@ -121,7 +122,7 @@ class _Tiles:
     @staticmethod
     def of(strategy: str, rates: Rates, shape: Shape, work: Work, added: np.ndarray) -> "_Tiles":
         """added: the numbers that are added to sums."""
-        pairs = rates.full * work.full + rates.causal * work.causal
+        pairs = rates.pair * work.computed + rates.edge * work.diagonal
         heads = shape.batch * _share(shape.heads, shape, work)
         seconds = rates.call * work.calls + heads * shape.head_dim * pairs + rates.number * added
         if strategy == "reduce_scatter":  # why: a rank computes everyone's queries, over its keys

@@ -29,14 +29,14 @@ class Work:
     """What the tiles of each rank with the keys of each rank add up to, in one head.
 
     Each field is a (P, P) array, [rank, owner of the keys].
-    pairs: queries and keys that attend; full: pairs in tiles that a kernel computes whole, masked
-    ones included, attend or not; causal: pairs in causal tiles; rows, keys: over all tiles; calls:
+    pairs: queries and keys that attend; computed: pairs that kernels compute, which for masked
+    tiles are all, attend or not; diagonal: rows of causal tiles; rows, keys: over all tiles; calls:
     the number of tiles.
     """
 
     pairs: np.ndarray
-    full: np.ndarray
-    causal: np.ndarray
+    computed: np.ndarray
+    diagonal: np.ndarray
     rows: np.ndarray
     keys: np.ndarray
     calls: np.ndarray
@@ -54,9 +54,9 @@ def work(q: Placement, kv: Placement, mask: Mask) -> Work:
     for rank, owner in np.ndindex(ranks, ranks):
         for tile in job.tiles(rank, owner):
             rows, keys = tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start
-            causal = tile.pairs if tile.kind == "causal" else 0
-            full = 0 if causal else rows * keys
-            counted[:, rank, owner] += (tile.pairs, full, causal, rows, keys, 1)
+            causal = tile.kind == "causal"
+            computed = tile.pairs if causal else rows * keys
+            counted[:, rank, owner] += (tile.pairs, computed, rows * causal, rows, keys, 1)
     return Work(*counted)
 
 
@@ -85,8 +85,8 @@ def causal_zigzag(seq_len: int, ranks: int) -> Work:
     triangle, half = local * (local + 1) // 2, local * local // 2
     return Work(
         pairs=np.where(own, triangle, half),
-        full=np.where(own, 0, half),
-        causal=np.where(own, triangle, 0),
+        computed=np.where(own, triangle, half),
+        diagonal=np.where(own, local, 0),
         rows=np.where(own | earlier, local, local // 2),
         keys=np.where(earlier, local // 2, local),
         calls=np.ones((ranks, ranks), dtype=np.int64),

@@ -81,3 +81,18 @@ def test_another_environment_with_the_same_python_is_another_one(tmp_path, monke
     (kernel,) = doctor._jupyter()
     assert not kernel.ok
     assert "ipykernel install" in kernel.remedy
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_fit_prints_the_constants_of_this_machine_and_stores_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "examine", lambda: iter(()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--fit", "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    machine = finding["constants"]["machine"]
+    assert machine["forward"]["pair"] > 0
+    assert machine["backward"]["pair"] > machine["forward"]["pair"] / 2
+    assert machine["link"]["bandwidth"] > 1e6
+    assert "GFLOP/s" in finding["value"]
+    assert not list(tmp_path.iterdir())

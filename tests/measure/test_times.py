@@ -8,7 +8,7 @@ from cpref.measure.times import Link, Machine, Rates, backward_pass, forward_pas
 from cpref.measure.work import attention_work
 
 # A pair takes a second in forward and two in backward where B·H·D is 1; nothing else takes time.
-COMPUTE = Rates(full=1, causal=1), Rates(full=2, causal=2)
+COMPUTE = Rates(pair=1), Rates(pair=2)
 FREE = Link(latency=0, bandwidth=float("inf"))
 
 
@@ -96,6 +96,13 @@ def test_steps_in_which_no_rank_has_work_are_passed_over():
     machine = Machine(*COMPUTE, Link(1, float("inf")))
     assert forward_pass("ring", shape, near, machine).sent.messages == 1
     assert backward_pass("ring", shape, near, machine).sent.messages == 2
+
+
+def test_a_row_on_the_diagonal_takes_its_time():
+    shape, work = Shape(2, 64, 4, 2, 8, 4, 4), attention_work(64, 4)
+    machine = Machine(Rates(0, edge=1), Rates(0, edge=3), FREE)
+    assert forward_pass("ring", shape, work, machine).total == 2 * 4 * 8 * 16
+    assert backward_pass("ring", shape, work, machine).total == 3 * 2 * 4 * 8 * 16
 
 
 def test_calls_rows_and_the_start_take_their_time():
