@@ -152,7 +152,7 @@ def memory(peaks: Mapping[str, Mapping[int, int]], block: int) -> Picture:
     }
     _lines(axes, drawn)
     axes.set_ylim(0)
-    axes.set_ylabel("peak of new memory\n(K,V blocks of one rank, measured)")
+    axes.set_ylabel("peak of new memory\n(K,V blocks, measured)")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     first, last = min(drawn["ring"]), max(drawn["ring"])
     axes.set_title(
