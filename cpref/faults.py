@@ -2,21 +2,32 @@
 
 A transport only knows that a socket closed or that time ran out. The rank at its other end may be
 just as innocent: it has stopped because its own neighbour did. So each rank writes into the store
-that all ranks share (the one they met at) who it is when it starts, and whom it was waiting for
-when it fails. The culprit is then a rank whose process is gone, else the rank at the end of the
-chain of waiting ranks: waited for, but waiting for nobody.
+that all ranks share (the one they met at) who it is when it starts, whom it was waiting for when it
+fails, and that it leaves when it leaves. The culprit is then at the end of the chain of waiting
+ranks: one that has failed of itself, or has left or died, or that is waited for but says nothing.
+
+The store may be down, with the rank that holds it, or stopped with it. Then what is known of the
+processes of this machine has to do.
 """
 
+import atexit
 import json
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+T = TypeVar("T")
+
 _GRACE = 2.0  # seconds that other ranks are given to notice the fault, too
+_PATIENCE = 2.0  # seconds that the store is given to answer
 
 
 class RankError(RuntimeError):
@@ -30,22 +41,70 @@ class RankError(RuntimeError):
         return type(self), (str(self), self.rank, self.step)
 
 
+# -- what a rank says of itself -------------------------------------------------------------------
+
+
 def announce() -> None:
-    """Write into the shared store which process this rank is."""
-    _write(f"who/{dist.get_rank()}", {"host": socket.gethostname(), "pid": os.getpid()})
+    """Write into the shared store which process this rank is; when it ends, also how it ended."""
+    _write("who", {"host": socket.gethostname(), "pid": os.getpid()})
+    _erase("left")  # why: a launcher's store outlives a shutdown
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
 
 
 def met() -> dict[int, dict]:
     """Who all ranks are, by rank. Read while all is well: the store may go down with its rank."""
-    said = {rank: _read(f"who/{rank}") for rank in range(dist.get_world_size())}
+    ranks = range(dist.get_world_size())
+    said = _ask(lambda store: {rank: _read(store, "who", rank) for rank in ranks}) or {}
     return {rank: who for rank, who in said.items() if who}
 
 
 def report(cause: BaseException, step: str) -> None:
     """Write into the shared store that this rank itself has failed, before it goes."""
     if dist.is_initialized():
-        said = f"{type(cause).__name__}: {cause}"
-        _write(f"failed/{dist.get_rank()}", {"for": [], "step": step, "cause": said})
+        _fail({"for": [], "step": step, "cause": f"{type(cause).__name__}: {cause}"})
+
+
+def clear() -> None:
+    """Take back that this rank has failed: all ranks go on together, so the fault is over."""
+    global _failed
+    if _failed:
+        _failed = False
+        _erase("failed")
+
+
+def leave() -> None:
+    """Write into the shared store that this rank leaves, and has nothing more to send."""
+    if dist.is_initialized():
+        _write("left", {"pid": os.getpid()})
+
+
+_failed = False  # why: asking the store whether there is something to clear would cost every call
+
+
+def _fail(what: dict) -> None:
+    global _failed
+    _failed = True
+    _write("failed", what)
+
+
+def _at_exit() -> None:
+    error = getattr(sys, "last_value", None)  # what has just ended the program, if it was an error
+    if error is None:
+        leave()
+    elif not isinstance(error, RankError):
+        report(error, "the program")
+
+
+# -- what a rank finds out about the others -------------------------------------------------------
+
+
+def is_local(error: RuntimeError, *, posting: bool) -> bool:
+    """Whether an error in a move is this rank's own, such as memory, and no other rank's fault."""
+    if isinstance(error, (RankError, torch.OutOfMemoryError, torch.AcceleratorError)):
+        return True
+    # why: what cannot be posted is a matter of this rank, unless a connection is already lost
+    return posting and not isinstance(error, dist.DistError) and "gloo" not in str(error)
 
 
 def explain(
@@ -62,7 +121,7 @@ def explain(
     me = dist.get_rank()
     waited_for = [dist.get_global_rank(group, peer) for peer in peers]
     transport = _in_short(error)
-    _write(f"failed/{me}", {"for": waited_for, "step": step, "cause": transport})
+    _fail({"for": waited_for, "step": step, "cause": transport})
     culprits, cause = _culprits(me, waited_for, {**met(), **known})
     names = " or ".join(str(rank) for rank in culprits)
     culprit = culprits[0] if len(culprits) == 1 else None
@@ -75,40 +134,74 @@ def _culprits(me: int, waited_for: list[int], known: dict[int, dict]) -> tuple[l
     """The rank behind the fault, or those among which it is, and what is known of it."""
     deadline = time.monotonic() + _GRACE
     while True:
-        gone = [rank for rank, who in known.items() if rank != me and _is_gone(who)]
-        unheard = [rank for rank in gone if not _read(f"failed/{rank}")]
-        if unheard:
-            return unheard, "its process has ended"
-        rank, cause, silent = _end_of_chain(me, waited_for)
-        if cause:
-            return [rank], cause
+        chain = _ask(lambda store: _Chain(store, me, waited_for))
+        if chain is None:
+            return _without_a_store(me, waited_for, known)
+        if chain.failed:
+            rank, said = chain.failed
+            return [rank], f"{said['cause']} in {said['step']}"
+        ended = [rank for rank in chain.silent if _has_ended(known.get(rank))]
+        died = [rank for rank in ended if rank not in chain.left]
+        if died or chain.left:
+            return died or chain.left, _ENDED if died else _LEFT
         if time.monotonic() > deadline:
-            likely = silent if len(silent) == 1 else waited_for
-            return likely, "it has died, hangs, or makes another call than this rank"
+            break
         time.sleep(0.1)
+    # why: a rank on the way to the culprit may not have noticed yet
+    ended = [r for r, who in known.items() if r not in (me, *chain.others) and _has_ended(who)]
+    died = _ask(lambda store: [rank for rank in ended if not _read(store, "left", rank)])
+    if died:
+        return died, _ENDED
+    return chain.silent if len(chain.silent) == 1 else waited_for, _HANGS
 
 
-def _end_of_chain(me: int, waited_for: list[int]) -> tuple[int | None, str | None, list[int]]:
-    """Follow who waits for whom: (rank, its own error, silent ranks that are waited for)."""
-    seen, silent, ahead = {me}, [], list(waited_for)
-    while ahead:
-        rank = ahead.pop()
-        if rank in seen:
-            continue
-        seen.add(rank)
-        said = _read(f"failed/{rank}")
-        if not said:
-            silent.append(rank)
-        elif not said["for"]:
-            return rank, f"{said['cause']} in {said['step']}", silent
-        else:
-            ahead.extend(said["for"])
-    return (silent[0] if silent else None), None, silent
+def _without_a_store(
+    me: int, waited_for: list[int], known: dict[int, dict]
+) -> tuple[list[int], str]:
+    ended = [rank for rank, who in known.items() if rank != me and _has_ended(who)]
+    if ended:
+        return [rank for rank in ended if rank in waited_for] or ended, _ENDED
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and me != 0:
+        return [0], "its part of the run, the store of all ranks, does not answer either"
+    return waited_for, _HANGS
 
 
-def _is_gone(who: dict) -> bool:
+_ENDED = "its process has ended"
+_HANGS = "it has died, hangs, or makes another call than this rank"
+_LEFT = "it has left: its program came to its end, or called shutdown, while others wait for it"
+
+
+class _Chain:
+    """Who waits for whom, as far as the ranks have told.
+
+    failed: a rank that failed of itself, and what it said; silent: ranks that are waited for and
+    have said nothing; left: those of them that have left; others: ranks that have given up, too.
+    """
+
+    def __init__(self, store: dist.Store, me: int, waited_for: list[int]):
+        self.failed: tuple[int, dict] | None = None
+        self.silent, self.left, self.others = [], [], []
+        seen, ahead = {me}, list(waited_for)
+        while ahead:
+            rank = ahead.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            said = _read(store, "failed", rank)
+            if not said:
+                self.silent.append(rank)
+                if _read(store, "left", rank):
+                    self.left.append(rank)
+            elif said["for"]:
+                self.others.append(rank)
+                ahead.extend(said["for"])
+            else:
+                self.failed = rank, said
+
+
+def _has_ended(who: dict | None) -> bool:
     """Whether the process is known to have ended: only for ranks of this machine."""
-    if who["host"] != socket.gethostname():
+    if who is None or who["host"] != socket.gethostname():
         return False
     try:
         os.kill(who["pid"], 0)
@@ -122,25 +215,46 @@ def _is_gone(who: dict) -> bool:
 
 def _in_short(error: RuntimeError) -> str:
     """What the transport says, without its source lines, stack and advice."""
-    said = str(error).splitlines()[0].rpartition("] ")[2] if "gloo" in str(error) else str(error)
-    return said.splitlines()[0].partition(". ")[0]
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "gloo" in said:
+        said = said.rpartition("] ")[2]
+    return said.partition(". ")[0]
 
 
-def _store() -> dist.Store:
-    return dist.distributed_c10d._get_default_store()  # why: no public way to the ranks' own store
+# -- the store ------------------------------------------------------------------------------------
 
 
-def _write(key: str, value: dict) -> None:
-    try:
-        _store().set(f"cpref/{key}", json.dumps(value))
-    except Exception:  # why: the store may have died with its rank
-        return
+def _key(what: str, rank: int) -> str:
+    return f"cpref/{what}/{rank}"
 
 
-def _read(key: str) -> dict | None:
-    try:
-        store = _store()
-        key = f"cpref/{key}"
-        return json.loads(store.get(key)) if store.check([key]) else None
-    except Exception:  # why: as above
-        return None
+def _write(what: str, value: dict) -> None:
+    key, text = _key(what, dist.get_rank()), json.dumps(value)
+    _ask(lambda store: store.set(key, text))
+
+
+def _erase(what: str) -> None:
+    key = _key(what, dist.get_rank())
+    _ask(lambda store: store.delete_key(key))
+
+
+def _read(store: dist.Store, what: str, rank: int) -> dict | None:
+    key = _key(what, rank)
+    return json.loads(store.get(key)) if store.check([key]) else None
+
+
+def _ask(act: Callable[[dist.Store], T]) -> T | None:
+    """act(store); None if the store is down, or does not answer because its rank is stopped."""
+    answer: list[T] = []
+
+    def run() -> None:
+        try:
+            # why private: there is no public way to the store that the ranks met at
+            answer.append(act(dist.distributed_c10d._get_default_store()))
+        except Exception:  # why: a store that is down says so in many ways
+            return
+
+    asking = threading.Thread(target=run, daemon=True, name="cpref asks the store")
+    asking.start()
+    asking.join(_PATIENCE)
+    return answer[0] if answer else None

@@ -1,6 +1,7 @@
 """The moves between processes, over torch.distributed: NCCL, gloo, or what the group is made of."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from weakref import WeakKeyDictionary, ref
@@ -12,11 +13,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .comm import Grid, Group, GroupLike, Pending
-from .faults import RankError, announce, explain, met, report
+from .faults import RankError, announce, clear, explain, is_local, leave, met, report
 
 # why: from torch 2.13 on these two have new names, and the old ones warn
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+_REMEMBERED = 1024  # agreements that a group without a CPU backend does not make again
 
 
 class Processes(Group):
@@ -29,13 +33,19 @@ class Processes(Group):
         self._has_cpu = "cpu:" in dist.get_backend_config(group)
         if not self._has_cpu:
             self._words_device = torch.device(torch.accelerator.current_accelerator())
-        self._compared: set[tuple[str, str]] = set()
+        self._compared: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED)
         self._met: dict[int, dict] = {}
         announce()
 
+    def is_of(self, group: ProcessGroup) -> bool:
+        return self._reference() is group
+
     @property
     def _group(self) -> ProcessGroup:
-        return self._reference()
+        group = self._reference()
+        if group is None:  # why: to torch.distributed a None would be the group of all ranks
+            raise RuntimeError("the process group of this group has been destroyed; make a new one")
+        return group
 
     def _shift(
         self, block: Tensor, into: Tensor, to: int, source: int, label: str
@@ -51,7 +61,9 @@ class Processes(Group):
             dist.P2POp(operation, tensor, group=self._group, group_peer=peer)
             for operation, tensor, peer in post
         ]
-        works = self._named([to, source], label, lambda: dist.batch_isend_irecv(operations))
+        works = self._named(
+            [to, source], label, lambda: dist.batch_isend_irecv(operations), posting=True
+        )
 
         def finish() -> Tensor:
             peers = [[peer] for _, _, peer in post] if len(works) == len(post) else [[to, source]]
@@ -96,12 +108,15 @@ class Processes(Group):
 
     def _compare(self, call: str, text: str) -> None:
         # why: without a CPU backend the exchange would make the host wait for the device at every
-        # call, so there each set of terms is compared the first time it is seen, and never again.
+        # call, so there terms are compared only when they are not among the last that were. All
+        # ranks remember the same ones, since all have agreed on the same ones.
         if not self._has_cpu and (call, text) in self._compared:
             return
         super()._compare(call, text)
-        self._compared.add((call, text))
+        if not self._has_cpu:
+            self._compared.append((call, text))
         self._met = self._met or met()
+        clear()
 
     def _report(self, error: Exception, step: str) -> None:
         if not isinstance(error, RankError):
@@ -111,7 +126,7 @@ class Processes(Group):
         self, into: Tensor, label: str, post: Callable[[], dist.Work]
     ) -> Pending[Tensor]:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        work = self._named(others, label, post)
+        work = self._named(others, label, post, posting=True)
 
         def finish() -> Tensor:
             self._named(others, label, work.wait)
@@ -119,11 +134,13 @@ class Processes(Group):
 
         return Pending(finish)
 
-    def _named(self, peers: Sequence[int], label: str, act: Callable):
+    def _named(self, peers: Sequence[int], label: str, act: Callable, *, posting: bool = False):
         """Run `act`; a failure of the transport becomes an error that names the rank behind it."""
         try:
             return act()
         except RuntimeError as error:
+            if is_local(error, posting=posting):
+                raise
             raise explain(error, self._group, peers, label, self._met) from error
 
 
@@ -165,12 +182,13 @@ _grids: WeakKeyDictionary[DeviceMesh, Grid] = WeakKeyDictionary()
 
 def mesh_grid(mesh: DeviceMesh) -> Grid:
     """A two-dimensional mesh as a `Grid`: the first dimension is the ring, the second the rows."""
-    if mesh not in _grids:
-        ranks = _require_table(mesh)
+    ranks = _require_table(mesh)
+    ring, ulysses = mesh.get_group(0), mesh.get_group(1)
+    # why: meshes that look the same are equal, also one of groups that have been destroyed since
+    if mesh not in _grids or not _grids[mesh].ring.is_of(ring):
         flat = dist.group.WORLD
         if len(ranks) < dist.get_world_size():  # why: ranks outside the mesh do not come along
             flat = dist.new_group(ranks, use_local_synchronization=True)
-        ring, ulysses = mesh.get_group(0), mesh.get_group(1)
         _grids[mesh] = Grid(Processes(flat), Processes(ring), Processes(ulysses))
     return _grids[mesh]
 
@@ -198,7 +216,9 @@ def init(
 
     backend: as in `torch.distributed.init_process_group`; None means gloo on the CPU, and on an
     accelerator its own backend with gloo beside it for the few bytes that ranks agree with.
-    timeout: how long any move waits for a rank before it is given up, in seconds or as timedelta.
+    timeout: how long any move waits for a rank before it is given up, in seconds or as timedelta;
+    it has to be longer than a rank may be late. Groups that are made later have it, too, unless
+    they are given another: of themselves a DeviceMesh and `new_group` would wait for 30 minutes.
     Calling it again is harmless. Raises ValueError if there are more ranks on this machine than
     accelerators.
     """
@@ -218,12 +238,30 @@ def init(
         dist.init_process_group(
             backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1
         )
+    _let_new_groups_wait(timeout)
     return device
+
+
+def _let_new_groups_wait(timeout: timedelta | None) -> None:
+    """Make `timeout` that of new groups. None: what PyTorch would take.
+
+    why so: a mesh cannot be told a timeout, and the one of a gloo group is fixed when it is made.
+    """
+    for name, usual in _usual_timeouts.items():
+        setattr(dist.distributed_c10d, name, usual if timeout is None else timeout)
+
+
+_usual_timeouts = {
+    name: getattr(dist.distributed_c10d, name)
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout")
+}
 
 
 def shutdown() -> None:
     """Leave the ranks: destroys the default process group, if there is one."""
     if dist.is_initialized():
+        leave()
+        _let_new_groups_wait(None)
         dist.destroy_process_group()
 
 

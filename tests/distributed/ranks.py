@@ -6,6 +6,7 @@ them join it, and then run function after function.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -32,18 +33,26 @@ class Ranks:
     """A world of `size` ranks. Called with fn and args it runs fn(group, *args) on each.
 
     fn: a function of a module, so that it can be sent by its name. timeout: of moves, in seconds.
+    store_in_rank_0: the ranks meet at a store that is part of rank 0, as without torchrun, and goes
+    down with it; else it is here, as it is in torchrun's agent.
     """
 
-    def __init__(self, size: int, timeout: float = 60):
+    def __init__(self, size: int, timeout: float = 60, *, store_in_rank_0: bool = False):
         self.size, self.usable = size, True
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if store_in_rank_0:
+            port = _free_port()
+        else:
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port = self._store.port
         self._pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
             ours, theirs = _context.Pipe()
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
             process = _context.Process(
-                target=_live, args=(theirs, world, self._store.port, timeout), daemon=True
+                target=_live,
+                args=(theirs, world, port, timeout, store_in_rank_0),
+                daemon=True,
             )
             process.start()
             theirs.close()  # why: so that the pipe ends with its process
@@ -73,21 +82,22 @@ class Ranks:
     def collect(self, limit: float = 120, without: int | None = None) -> list:
         """The outcomes of what was started; of the rank `without` none is waited for."""
         deadline = time.monotonic() + limit
-        outcomes = []
-        for rank, pipe in enumerate(self._pipes):
-            if rank == without:
-                outcomes.append(None)
-                continue
-            if not pipe.poll(max(0, deadline - time.monotonic())):
-                self.close()
-                raise TimeoutError(f"rank {rank} of {self.size} has not answered in {limit} s")
-            try:
-                outcomes.append(pipe.recv())
-            except EOFError:
-                self.usable = False
-                self.processes[rank].join()
-                outcomes.append(RankEnded(self.processes[rank].exitcode))
-        return outcomes
+        return [
+            None if rank == without else self.collect_one(rank, deadline - time.monotonic())
+            for rank in range(self.size)
+        ]
+
+    def collect_one(self, rank: int, limit: float) -> object:
+        pipe = self._pipes[rank]
+        if not pipe.poll(max(0, limit)):
+            self.close()
+            raise TimeoutError(f"rank {rank} of {self.size} has not answered in time")
+        try:
+            return pipe.recv()
+        except EOFError:
+            self.usable = False
+            self.processes[rank].join()
+            return RankEnded(self.processes[rank].exitcode)
 
     def close(self) -> None:
         """End all ranks, also the ones that are stopped or stuck."""
@@ -114,11 +124,19 @@ class Worlds:
             world.close()
 
 
-def _live(orders: Connection, world: dict[str, int], port: int, timeout: float) -> None:
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _live(
+    orders: Connection, world: dict[str, int], port: int, timeout: float, store_in_rank_0: bool
+) -> None:
     os.environ.update({name: str(value) for name, value in world.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-    # why: as under torchrun, the store lives outside the ranks and survives them
-    os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(not store_in_rank_0)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
     torch.set_num_threads(1)
     cpref.init(timeout=timeout)
     while True:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cpref
-from cpref.comm import resolve
+from cpref.comm import as_grid, resolve
 
 from ..sharded import draw, judged, sharded
 from ..test_attention import Layer, tokens, trained
@@ -238,9 +238,28 @@ def test_without_torchrun_a_process_is_a_world_of_one():
     assert done.stderr == ""
 
 
-def timeout_of(group):
-    return group._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+def timeouts(group):
+    """In seconds: of the group of all ranks, of one that is made later, and of those of meshes."""
+    line, table = init_device_mesh("cpu", (2,)), DeviceMesh("cpu", [[0], [1]])
+    groups = [group._group, dist.new_group([0, 1]), line.get_group()]
+    groups += [table.get_group(0), table.get_group(1)]
+    options = [one._get_backend(torch.device("cpu")).options for one in groups]
+    return [one._timeout.total_seconds() for one in options]
 
 
-def test_the_timeout_of_init_is_that_of_the_moves(processes):
-    assert set(processes(2)(timeout_of)) == {60.0}
+def test_the_timeout_of_init_is_that_of_all_moves(processes):
+    assert processes(2)(timeouts) == [[60.0] * 5] * 2
+
+
+def over_two_equal_meshes(group):
+    """The second is equal to the first, and its groups are others."""
+    results = []
+    for _ in range(2):
+        mesh = DeviceMesh("cpu", [[0], [1]])
+        grid = as_grid(mesh)
+        results.append(grid.ring.is_of(mesh.get_group(0)) and as_grid(mesh) is grid)
+    return results
+
+
+def test_a_mesh_that_is_equal_to_another_moves_over_its_own_groups(processes):
+    assert processes(2)(over_two_equal_meshes) == [[True, True]] * 2
