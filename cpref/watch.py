@@ -23,14 +23,14 @@ class Recorder(Protocol):
     def during(self, kind: str, label: str) -> AbstractContextManager: ...
 
     def under_way(self, label: str, ride: tuple[float, float] | None) -> Callable[[], None]:
-        """A move is being posted; returns what to call when it is known to be there."""
+        """A move has been posted; returns what to call when it is known to be there."""
 
 
 class Carrier(Protocol):
     """Says when a message would begin its ride and be there, and waits for that."""
 
     def send(self, size: int) -> tuple[float, float]:
-        """A message of `size` bytes is handed over now: when its ride begins, and when it ends."""
+        """A message of `size` bytes sets out now: when its ride begins, and when it ends."""
 
     def wait_until(self, time: float) -> None: ...
 
@@ -56,11 +56,11 @@ class Watch:
 
     def follow(self, label: str, size: int, post: Callable[[], Callable[[], T]]) -> Callable[[], T]:
         """Post a move that sends `size` bytes. post returns what waits for it, and so does this."""
+        with self.during("post", label):
+            wait = post()
         link = self.link
         ride = link.send(size) if link else None
         arrived = self.recorder.under_way(label, ride) if self.recorder else None
-        with self.during("post", label):
-            wait = post()
 
         def finish() -> T:
             with self.during("wait", label):

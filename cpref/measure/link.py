@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from numbers import Real
 
 from ..comm import GroupLike, resolve
+from .span import Span
+from .timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,22 @@ class Clock:
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
+
+
+def own_core() -> Clock:
+    """The clock of a rank that has a core to itself, however busy the machine is.
+
+    It counts the processor time of the calling thread, and the sleep it is asked for, in which
+    nobody sleeps. So it holds for a rank that computes in one thread (torch.set_num_threads(1)) and
+    has equally busy neighbours: what it waits for a late one is not counted.
+    """
+    slept = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+
+    return Clock(now=lambda: time.thread_time() + slept, sleep=sleep)
 
 
 @dataclass
@@ -42,7 +60,7 @@ class EmulatedLink:
     free_at: float = -math.inf
 
     def send(self, size: int) -> tuple[float, float]:
-        """A message of `size` bytes is handed over now: when its ride begins, and when it ends."""
+        """A message of `size` bytes sets out now: when its ride begins, and when it ends."""
         begin = max(self.clock.now(), self.free_at)
         self.free_at = begin + size / self.bandwidth
         return begin, self.free_at + self.latency
@@ -85,6 +103,28 @@ def ring_seconds(ranks: int, tile: float, transfer: float, *, overlap: bool) -> 
     """
     step = max(tile, transfer) if overlap else tile + transfer
     return (ranks - 1) * step + tile
+
+
+def ring_timeline(ranks: int, tile: float, transfer: float, *, overlap: bool) -> Timeline:
+    """The same as a timeline: modelled, not recorded. All ranks are in step."""
+    spans, now = [], 0.0
+    for step in range(ranks):
+        passes = step < ranks - 1
+        arrives = now + transfer if passes else now
+        begin = now if overlap else arrives
+        end = begin + tile
+        now = max(end, arrives)
+        times = {"compute": (begin, end)}
+        if passes:
+            times |= {"send": (arrives - transfer, arrives)}
+            times |= {"wait": (end if overlap else arrives - transfer, arrives)}
+        spans += [
+            Span(rank, kind, f"step {step}", *when)
+            for rank in range(ranks)
+            for kind, when in times.items()
+            if when[0] < when[1]
+        ]
+    return Timeline(ranks, spans)
 
 
 def _require(name: str, value: float, rule: str, fine: Callable[[float], bool]) -> None:

@@ -12,7 +12,7 @@ A span's kind is one of
 
     compute     a tile, or several
     post        a move is being handed over
-    send        a move is under way: from its post until a wait for it has returned; under an
+    send        a move is under way: from after its post until a wait for it returns; under an
                 emulated link, for as long as the link carries it
     wait        the rank can only go on when a move is there
 
@@ -146,7 +146,7 @@ class Recorder:
             self.spans.append(Span(self._rank, kind, label, begin, self._now()))
 
     def under_way(self, label: str, ride: tuple[float, float] | None) -> Callable[[], None]:
-        """A move is being posted; returns what to call when it is known to be there."""
+        """A move has been posted; returns what to call when it is known to be there."""
         begin = self._now()
 
         def arrived() -> None:

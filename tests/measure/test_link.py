@@ -8,7 +8,14 @@ import pytest
 import torch
 
 import cpref
-from cpref.measure.link import Clock, EmulatedLink, emulated_link, ring_seconds
+from cpref.measure.link import (
+    Clock,
+    EmulatedLink,
+    emulated_link,
+    own_core,
+    ring_seconds,
+    ring_timeline,
+)
 from cpref.measure.timeline import record_timeline
 from cpref.strategies import ring
 
@@ -24,6 +31,18 @@ class Steps(threading.local):
 
     def move(self, seconds: float) -> None:
         self.time += seconds
+
+
+def test_a_core_of_its_own_counts_work_and_asked_for_sleep_and_nothing_else():
+    clock = own_core()
+    begun, real = clock.now(), time.perf_counter()
+    clock.sleep(5)
+    time.sleep(0.2)  # another has the core
+    assert 5 <= clock.now() - begun < 5.15 and time.perf_counter() - real < 5
+    worked = time.thread_time()
+    while time.thread_time() - worked < 0.05:
+        pass
+    assert clock.now() - begun >= 5.05
 
 
 def test_one_message_goes_after_the_other_and_the_latency_is_nobody_elses():
@@ -104,6 +123,12 @@ def test_a_ring_takes_the_sum_one_after_the_other_and_the_longer_overlapped(
         assert timeline.idle_share() == pytest.approx(1 - ranks * TILE / taken, abs=1e-6)
         hidden = min(TILE, transfer) / transfer if overlap else 0
         assert timeline.overlap_share() == pytest.approx(hidden, abs=1e-6)
+        modelled = ring_timeline(ranks, TILE, transfer, overlap=overlap)
+        assert modelled.seconds == taken
+        for kind in ("compute", "send", "wait"):
+            found = [end - begin for begin, end in timeline.of(kind, 0) if begin < end]
+            expected = [end - begin for begin, end in modelled.of(kind, 0)]
+            assert found == pytest.approx(expected, abs=1e-6)
 
 
 def backward(group, steps, transfer, overlap):
