@@ -229,7 +229,7 @@ def wrong(errors: Mapping[str, Sequence[float]]) -> Picture:
         bars = axes.bar(
             where, values, width * 0.92, color=(BLUE, ORANGE, VERMILLION)[i], label=name
         )
-        axes.bar_label(bars, fmt="%.1g", fontsize=8)
+        axes.bar_label(bars, fmt="%.2g", fontsize=8)
     axes.set_yscale("log")
     axes.margins(y=0.15)
     axes.set_xticks(range(3), ["dq", "dk", "dv"])
@@ -252,8 +252,8 @@ def accumulation(errors: Mapping[str, Mapping[int, float]]) -> Picture:
     axes.set_ylabel("relative L2 error of dk\nagainst float64 (measured)")
     axes.legend(title="dK,dV travel in")
     growth = {name: by_ranks[ranks[-1]] / by_ranks[ranks[0]] for name, by_ranks in errors.items()}
-    found = ", ".join(f"{times:.1f} in {name}" for name, times in growth.items())
-    axes.set_title(f"From P = {ranks[0]} to {ranks[-1]} the error grows by {found}", fontsize=11)
+    found = ", ".join(f"{times:.1f} times in {name}" for name, times in growth.items())
+    axes.set_title(f"P from {ranks[0]} to {ranks[-1]}: the error grows {found}", fontsize=11)
     return Picture(figure, f"Relative error of dk by number of ranks: {_said(errors, '.2e')}.")
 
 

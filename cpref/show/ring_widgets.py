@@ -21,6 +21,6 @@ def ways_home() -> Explorer:
     """The two ways of dK,dV: step and ranks."""
     return Explorer(
         ring.ways_home,
-        step=widgets.IntSlider(1, 0, 6, description="column"),
+        step=widgets.IntSlider(4, 0, 6, description="column"),
         ranks=widgets.IntSlider(4, 2, 6, description="ranks"),
     )

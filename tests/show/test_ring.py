@@ -114,7 +114,7 @@ def test_the_wrong_versions_are_named_by_their_least_error():
 def test_growth_is_from_the_fewest_ranks_to_the_most():
     picture = ring.accumulation({"bfloat16": {2: 1e-3, 32: 4e-3}, "float32": {2: 1e-3, 32: 1e-3}})
     title = picture.figure.axes[0].get_title()
-    assert title == "From P = 2 to 32 the error grows by 4.0 in bfloat16, 1.0 in float32"
+    assert title == "P from 2 to 32: the error grows 4.0 times in bfloat16, 1.0 times in float32"
     assert "bfloat16 2: 1.00e-03, 32: 4.00e-03" in picture.alt
 
 
