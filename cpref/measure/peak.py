@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils._pytree import tree_iter
 
 
 class LiveBytes(TorchDispatchMode):
@@ -31,14 +30,21 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # why: a DTensor first becomes operations on what it holds
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._see(tensor.untyped_storage(), counted=False)
+        if func.namespace == "prim":  # why: fake tensors ask so for their device, all the time
+            return func(*args, **(kwargs or {}))
+        self._see_all((args, kwargs), counted=False)
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                self._see(tensor.untyped_storage(), counted=True)
+        self._see_all(result, counted=True)
         return result
+
+    def _see_all(self, tree: object, *, counted: bool) -> None:
+        if isinstance(tree, Tensor):
+            self._see(tree.untyped_storage(), counted=counted)
+        elif isinstance(tree, (list, tuple)):
+            for branch in tree:
+                self._see_all(branch, counted=counted)
+        elif isinstance(tree, dict):
+            self._see_all(tuple(tree.values()), counted=counted)
 
     def _see(self, storage: torch.UntypedStorage, *, counted: bool) -> None:
         key = storage._cdata
