@@ -48,7 +48,8 @@ __all__ = [
 
 
 def load_ipython_extension(ipython) -> None:
-    """`%load_ext cpref`: the cell magic `%%torchrun`."""
-    from .classroom.torchrun import load_ipython_extension as load
+    """`%load_ext cpref`: the magics `%%torchrun` and `%grade`."""
+    from .classroom import grade_magic, torchrun
 
-    load(ipython)
+    torchrun.load_ipython_extension(ipython)
+    grade_magic.load_ipython_extension(ipython)

@@ -10,6 +10,8 @@ COMMANDS = {
     "demo": ("cpref.demo", "train on a long document with several ranks, and compare with one"),
     "verify": ("cpref.verify", "the errors of every strategy, layout and mask against float64"),
     "bench": ("cpref.bench", "the time of sharded attention beside the alternatives"),
+    "grade": ("cpref.classroom.grade_command", "grade exercises: points, reasons and hints"),
+    "progress": ("cpref.classroom.progress", "the points of all exercises, and a bar"),
     "doctor": ("cpref.classroom.doctor", "what this machine has, and what would not work"),
     "lab": ("cpref.classroom.lab", "open the lessons in JupyterLab"),
 }

@@ -1,0 +1,125 @@
+"""`cpref grade`: grade a notebook, all of them, or those of a class."""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, fields, replace
+from pathlib import Path
+
+from .exercise import EXERCISES, Submission, Task, read_submission
+from .grade import Row, TaskGrade, grade, grade_class, select
+from .grade_limits import Limits
+from .grade_run import Runner
+from .progress import Progress
+
+_MEGABYTE = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    limits = Limits()
+    parser.add_argument("file", nargs="*", type=Path, help="notebooks to grade")
+    parser.add_argument("--all", action="store_true", help="all notebooks of exercises/")
+    parser.add_argument("--task", action="append", default=[], help="grade this task only")
+    parser.add_argument("--class", dest="folder", type=Path, help="a folder with one a learner")
+    parser.add_argument("--csv", type=Path, help="where a class's grades go, a row for each task")
+    parser.add_argument("--json", action="store_true", help="print numbers for another program")
+    parser.add_argument(
+        "--timeout", type=float, default=limits.seconds, help="seconds for each task (%(default)g)"
+    )
+    parser.add_argument(
+        "--memory", type=int, default=limits.memory // _MEGABYTE, help="MiB for it (%(default)d)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Grade; 0 if every point was reached (for a class: if all was graded), else 1."""
+    if not 1 <= args.timeout <= 3600:
+        raise ValueError(f"--timeout is {args.timeout:g}; it must be from 1 to 3600 seconds")
+    if args.memory < 512:
+        raise ValueError(f"--memory is {args.memory}; it must be at least 512 MiB")
+    limits = Limits(seconds=args.timeout, memory=args.memory * _MEGABYTE)
+    if args.folder is not None:
+        return _class(args, limits)
+    if args.csv is not None:
+        raise ValueError("--csv is for a class; name its folder with --class")
+    paths = args.file + (sorted(EXERCISES.glob("*.ipynb")) if args.all else [])
+    if not paths:
+        raise ValueError("nothing to grade; name a notebook, or use --all")
+    return _files(paths, args, limits)
+
+
+def _files(paths: list[Path], args: argparse.Namespace, limits: Limits) -> int:
+    asked = [(path, submission := read_submission(path)) for path in paths]
+    chosen = [(path, submission, select(submission, args.task)) for path, submission in asked]
+    progress = Progress()
+    grades: list[tuple[Path, TaskGrade]] = []
+    with Runner(limits) as runner:
+        for path, submission, tasks in chosen:
+            told = [] if args.json else [_head(path, submission, tasks)]
+            for task, of_task in zip(tasks, grade(submission, tasks, runner), strict=True):
+                noted = replace(of_task, hint=progress.note(of_task, task))
+                grades.append((path, noted))
+                told += [] if args.json else [_line(noted, max(len(t.name) for t in tasks))]
+                _print(told)
+    progress.save()
+    score, most = sum(g.points for _, g in grades), sum(g.max for _, g in grades)
+    if args.json:
+        tasks = [{"file": str(path), **asdict(g), "passed": g.passed} for path, g in grades]
+        for task in tasks:
+            del task["answer"]
+        print(json.dumps({"score": score, "max": most, "tasks": tasks}, indent=1))
+    else:
+        print(f"{score} of {most} points")
+    return 0 if score == most else 1
+
+
+def _head(path: Path, submission: Submission, tasks: list[Task]) -> str:
+    return f"{path}, {sum(task.points for task in tasks)} points"
+
+
+def _line(grade: TaskGrade, width: int) -> str:
+    line = f"  {grade.task:{width}}  {grade.points} of {grade.max}"
+    if grade.reason:
+        line += f"  {grade.reason}"
+    if grade.hint:
+        line += f"\n  {'':{width}}  hint: {grade.hint}"
+    return line
+
+
+def _print(lines: list[str]) -> None:
+    """Print the lines at once, and forget them."""
+    while lines:
+        print(lines.pop(0), flush=True)
+
+
+def _class(args: argparse.Namespace, limits: Limits) -> int:
+    if args.file or args.all or args.task or args.csv is None:
+        raise ValueError("--class DIR takes --csv FILE, and neither notebooks, --all nor --task")
+    if not args.csv.parent.is_dir() or args.csv.is_dir():
+        raise ValueError(f"--csv is {args.csv}; it must be a file in a folder that exists")
+    with Runner(limits) as runner:
+        rows = []
+        for row in grade_class(args.folder, runner):
+            rows.append(row)
+            if not args.json:
+                name = f"{row.exercise}/{row.task}".rstrip("/")
+                print(f"{row.learner}  {name}  {row.points} of {row.max}  {row.reason}", flush=True)
+    _write(args.csv, rows)
+    if args.json:
+        score, most = sum(row.points for row in rows), sum(row.max for row in rows)
+        print(
+            json.dumps({"score": score, "max": most, "tasks": [asdict(r) for r in rows]}, indent=1)
+        )
+    return 0 if all(row.task for row in rows) else 1
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(field.name for field in fields(Row))
+        # why: a spreadsheet would take what begins so for a formula
+        table.writerows(
+            [f"'{cell}" if str(cell).startswith(("=", "+", "-", "@")) else cell for cell in row]
+            for row in map(astuple, rows)
+        )
