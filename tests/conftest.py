@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 import torch
 
 import cpref
 
-from .distributed.ranks import Worlds
+from .distributed.ranks import Worlds, left_over
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,14 +26,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left() -> Iterator[None]:
+    """At the end of all tests no process that they started runs any more."""
+    yield  # why: set up before every other fixture of the session, so torn down after them
+    left = left_over()
+    assert not left, f"still running: {left}"
+
+
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Worlds]:
     """processes(P)(fn, *args): fn(group, *args) on P real ranks that stay for the session."""
     worlds = Worlds()
     yield worlds
     worlds.close()
-    left = [p for p in psutil.Process().children(recursive=True) if "rank" in p.name()]
-    assert not left
 
 
 @pytest.fixture(params=["threads", pytest.param("processes", marks=pytest.mark.distributed)])

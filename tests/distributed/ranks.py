@@ -9,10 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -122,6 +123,35 @@ class Worlds:
     def close(self) -> None:
         for world in self._worlds.values():
             world.close()
+
+
+def left_over(patience: float = 10) -> list[str]:
+    """Processes below this one that still run after `patience` s: what they are.
+
+    Not meant: the two of multiprocessing that serve until this process ends.
+    """
+    serving = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    deadline = time.monotonic() + patience
+    while True:
+        children = psutil.Process().children(recursive=True)
+        left = [p for p in children if p.pid not in serving and _runs(p)]
+        if not left or time.monotonic() > deadline:
+            return [_described(p) for p in left]
+        time.sleep(0.1)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
 
 
 def _free_port() -> int:
