@@ -175,7 +175,7 @@ def align(group: Group, now: Callable[[], float]) -> tuple[float, float]:
     low, high = offset_bounds(sent, received, group.rank)
     if low <= 0 <= high:  # why: it is the same clock, as far as one can tell
         return 0.0, max(-low, high)
-    return (low + high) / 2, (high - low) / 2
+    return (low + high) / 2, abs(high - low) / 2
 
 
 def offset_bounds(sent: np.ndarray, received: np.ndarray, rank: int) -> tuple[float, float]:

@@ -57,11 +57,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """What one attention runs on."""
+    """What one attention runs on. row: what joins the ranks of a row under hybrid, if it is faster
+    than the link between rows."""
 
     forward: Rates
     backward: Rates
     link: Link
+    row: Link | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def forward_pass(
     v_dim = shape.v_head_dim or shape.head_dim
     outs = shape.batch * _share(shape.heads, shape, work) * v_dim * work.rows
     tiles = _Tiles.of(strategy, machine.forward, shape, work, outs)
-    return _run(_FORWARD[strategy], shape, tiles, machine.link, overlap)
+    return _run(_FORWARD[strategy], shape, tiles, machine, overlap)
 
 
 def backward_pass(
@@ -102,7 +104,7 @@ def backward_pass(
     dq = _share(shape.heads, shape, work) * shape.head_dim * work.rows
     dkv = _share(shape.kv_heads, shape, work) * width * work.keys
     tiles = _Tiles.of(strategy, machine.backward, shape, work, shape.batch * (dq + dkv))
-    return _run(_BACKWARD[strategy], shape, tiles, machine.link, overlap)
+    return _run(_BACKWARD[strategy], shape, tiles, machine, overlap)
 
 
 def _share(heads: int, shape: Shape, work: Work) -> float:
@@ -146,25 +148,32 @@ class _Tiles:
 class _Moves:
     """The links of all ranks at once: when what was posted arrives, and what it came to."""
 
-    def __init__(self, link: Link, ranks: int):
-        self._link = link
+    def __init__(self, link: Link, ranks: int, row: Link):
+        self._link, self._row = link, row
         self._busy = np.zeros(ranks)
         self.seconds, self.bytes, self.messages = 0.0, 0, 0
 
     def shift(self, now: np.ndarray, size: int) -> np.ndarray:
         """Each rank sends to the next at its time `now`; when each has sent, and has received."""
         begin = np.maximum(self._busy, np.maximum(now, np.roll(now, -1)))
-        self._busy = begin + self._count(size, 1)
+        self._busy = begin + self._count(size, 1, self._link)
         return np.maximum(self._busy, np.roll(self._busy, 1))
 
     def collective(self, now: np.ndarray, size: int, others: int) -> np.ndarray:
         """All ranks together: each sends `size` bytes to each of `others`."""
+        return self._together(now, size, others, self._link)
+
+    def within_rows(self, now: np.ndarray, size: int, others: int) -> np.ndarray:
+        """The same among the ranks of a row."""
+        return self._together(now, size, others, self._row)
+
+    def _together(self, now: np.ndarray, size: int, others: int, link: Link) -> np.ndarray:
         start = max(now.max(), self._busy.max())
-        self._busy = np.full_like(now, start + self._count(size * others, others))
+        self._busy = np.full_like(now, start + self._count(size * others, others, link))
         return self._busy
 
-    def _count(self, size: int, messages: int) -> float:
-        seconds = self._link.seconds(size, messages)
+    def _count(self, size: int, messages: int, link: Link) -> float:
+        seconds = link.seconds(size, messages)
         self.seconds += seconds
         self.bytes += size
         self.messages += messages
@@ -174,9 +183,9 @@ class _Moves:
 Schedule = Callable[[Shape, _Tiles, _Moves, np.ndarray, bool], np.ndarray]
 
 
-def _run(schedule: Schedule, shape: Shape, tiles: _Tiles, link: Link, overlap: bool) -> Pass:
+def _run(schedule: Schedule, shape: Shape, tiles: _Tiles, machine: Machine, overlap: bool) -> Pass:
     ranks = len(tiles.seconds)
-    moves = _Moves(link, ranks)
+    moves = _Moves(machine.link, ranks, machine.row or machine.link)
     done = schedule(shape, tiles, moves, np.full(ranks, tiles.start), overlap)
     return Pass(
         compute=float(tiles.start + tiles.seconds.sum(1).max()),
@@ -275,10 +284,10 @@ def _row(forward: bool, ring: Schedule) -> Schedule:
         inputs = shape.q + shape.kv * copies
         wire = shape.bytes_each if forward or copies == 1 else shape.sum_bytes
         before, after = (inputs, shape.out) if forward else (shape.out, inputs)
-        now = moves.collective(now, before * shape.bytes_each // row, row - 1)
+        now = moves.within_rows(now, before * shape.bytes_each // row, row - 1)
         within = replace(shape, kv_heads=shape.kv_heads * copies)
         now = ring(within, tiles, moves, now, overlap)
-        return moves.collective(now, after * wire // row, row - 1)
+        return moves.within_rows(now, after * wire // row, row - 1)
 
     return schedule
 
