@@ -152,6 +152,7 @@ def with_lse(group, strategy, tensors, grad_lse, mask, layout):
         ("full, more keys", "zigzag"),
     ],
 )
+@pytest.mark.slow
 def test_lse_is_that_of_the_whole_row_and_differentiable(strategy, layout, name):
     mask, kv_seq_len = MASKS[name](23)
     tensors = draw(seq_len=23, kv_seq_len=kv_seq_len, v_head_dim=8 if layout == "zigzag" else 5)
@@ -278,6 +279,7 @@ def ulysses(ranks, shard, e):
 @pytest.mark.parametrize(
     ("layout", "mask"), [("zigzag", cpref.Causal()), ("contiguous", cpref.Full())], ids=str
 )
+@pytest.mark.slow
 def test_bytes_and_messages_are_those_of_the_formulas(world, strategy, ranks, dtype, layout, mask):
     expected = formula(strategy, ranks, 64, dtype.itemsize)
     for counted in world(sent, ranks, strategy, layout, mask, 64, dtype):
@@ -326,6 +328,7 @@ def test_ulysses_repeats_heads_just_often_enough(kv_heads, on_the_wire):
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 17, 18, 33, 64, 128])
+@pytest.mark.slow
 def test_the_ring_of_a_window_stops_after_the_last_step_that_holds_anything(world, size):
     """128 tokens in contiguous shards of 16 on 8 ranks."""
     mask, hops = cpref.SlidingWindow(size), min(8, math.ceil((size - 1) / 16) + 1) - 1
@@ -368,6 +371,7 @@ def kernel_calls(group, strategy, layout, mask, seq_len):
 
 
 @strategies
+@pytest.mark.slow
 def test_a_tile_that_the_mask_leaves_empty_is_not_computed(strategy):
     """Contiguous causal shards: the first rank's queries see one block, the last rank's all."""
 
@@ -399,6 +403,7 @@ def test_a_tile_that_a_function_leaves_empty_is_not_computed():
 
 @strategies
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.slow
 def test_all_ranks_together_compute_what_is_needed(strategy, layout):
     """Under a causal mask the tiles on the diagonal, and one of two of the others."""
 
@@ -433,5 +438,6 @@ def test_the_same_call_gives_the_same_bits(world, strategy, dtype):
 
 @strategies
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.slow
 def test_overlap_changes_no_bit(world, strategy, dtype):
     assert all(world(twice, 4, strategy, dtype, False))

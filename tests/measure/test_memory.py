@@ -10,6 +10,8 @@ from cpref.measure.memory import measure_memory
 from cpref.model import Config, Decoder
 from cpref.train import loss_of, sharded_attention
 
+pytestmark = pytest.mark.slow
+
 
 def by_hand(config: Config, seq_len: int, bytes_each: int = 4) -> int:
     """Bytes that one sequence of `seq_len` tokens saves, written down operation by operation."""

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from cpref.measure.shapes import ModelShape
 from cpref.measure.simulate import Training, simulate, step_memory
 
+pytestmark = pytest.mark.slow
+
 SMALL = ModelShape(
     "small", layers=3, dim=256, heads=4, kv_heads=2, head_dim=64, ffn_dim=688, vocab=1024
 )

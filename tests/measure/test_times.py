@@ -7,6 +7,8 @@ from cpref.measure.cost import Shape, backward_sent, forward_sent
 from cpref.measure.times import Link, Machine, Rates, backward_pass, forward_pass
 from cpref.measure.work import attention_work
 
+pytestmark = pytest.mark.slow
+
 # A pair takes a second in forward and two in backward where B·H·D is 1; nothing else takes time.
 COMPUTE = Rates(pair=1), Rates(pair=2)
 FREE = Link(latency=0, bandwidth=float("inf"))

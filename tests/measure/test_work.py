@@ -8,6 +8,8 @@ import cpref
 from cpref.layout import place
 from cpref.measure.work import Work, attention_work, by_step, causal_zigzag, work
 
+pytestmark = pytest.mark.slow
+
 MASKS = [
     cpref.Full(),
     cpref.Causal(),
