@@ -19,7 +19,7 @@ export JUPYTER_PLATFORM_DIRS := 1
 unexport JUPYTER_PATH JUPYTER_CONFIG_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab demo test test-quick test-full test-notebooks test-browser lint format notebooks book clean
+.PHONY: help setup lab demo test test-quick test-full test-notebooks test-browser lint format notebooks exercises book clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -46,6 +46,11 @@ test-full: setup ## run the full product of strategies, layouts, masks, dtypes a
 test-notebooks: setup ## execute every notebook and compare with its stored outputs
 	$(run) -m pytest -q -p no:cacheprovider --nbval --nbval-cell-timeout=120 \
 		--nbval-sanitize-with tests/nbval_sanitize.cfg notebooks/*.ipynb
+
+exercises: setup ## make exercises/ out of solutions/; CHECK=--check only compares
+	@$(run) -c 'import nbgrader' 2>/dev/null || \
+		$(run) -m pip install -q -c .venv/constraints.txt -e '.[exercises]'
+	$(run) -m cpref.classroom.release $(CHECK)
 
 book: setup ## render the lessons as a site with search, in build/book
 	@$(run) -c 'import furo, jupyter_server_mathjax, myst_nb' 2>/dev/null || \

@@ -41,7 +41,7 @@ def test_constraints_pin_one_version_each():
         assert "*" not in specifier.version
 
 
-@pytest.mark.parametrize("extra", ["", "lab", "test", "book", "browser"])
+@pytest.mark.parametrize("extra", ["", "lab", "test", "book", "browser", "exercises"])
 def test_what_the_project_needs_is_pinned_within_its_bounds(extra):
     for line in EXTRAS[extra] if extra else PROJECT["dependencies"]:
         wanted = Requirement(line)
