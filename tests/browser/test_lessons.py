@@ -20,6 +20,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "out" / "browser"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+KERNEL = ".jp-Notebook-ExecutionIndicator"
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 pytestmark = [
@@ -77,21 +78,22 @@ def open_lesson(browser, lab: str, name: str, theme: str = "light"):
     page = browser.new_page(viewport={"width": 1400, "height": 1000}, color_scheme=theme)
     page.goto(f"{lab}lab/tree/{name}?token=browser&reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    # why: what is asked of a kernel that is still starting is lost
+    page.wait_for_selector(f"{KERNEL}[data-status='idle']", timeout=90_000)
     return page
 
 
 def run_all_cells(page) -> None:
     """Run them, and wait until the last one has its number and none is at work."""
-    page.get_by_role("menuitem", name="Kernel", exact=True).first.click()
-    page.get_by_text("Restart Kernel and Run All Cells…").click()
-    page.locator(".jp-Dialog button.jp-mod-accept").click()
+    page.get_by_role("menuitem", name="Run", exact=True).first.click()
+    page.get_by_text("Run All Cells", exact=True).click()
     # why: the stored numbers are those of a finished run
     page.wait_for_selector(".jp-InputPrompt:has-text('[*]')", timeout=60_000)
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt")
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         said = [text.strip() for text in prompts.all_inner_texts()]
-        idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").count()
+        idle = page.locator(f"{KERNEL}[data-status='idle']").count()
         if idle and said == [f"[{number}]:" for number in range(1, len(said) + 1)]:
             return
         time.sleep(0.5)
