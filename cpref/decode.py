@@ -13,6 +13,7 @@ Source: Yang et al. 2024, Context Parallelism for Scalable Million-Token Inferen
 2411.01783), section 3; the merge is that of `merge.py`.
 """
 
+import hashlib
 from functools import partial, reduce
 
 import torch
@@ -33,10 +34,13 @@ class ShardedCache:
 
     group: the ranks; layout: how the prompt is dealt out. The key and value of a new token go to
     the rank with the shortest cache, so that parts stay equal within one token.
+
+    Raises ValueError for an unknown layout, or what `resolve` refuses as a group.
     """
 
     def __init__(self, group: GroupLike = None, layout: str = "zigzag"):
         self.group, self.layout = resolve(group), layout
+        place(1, 1, layout)  # why: refuses an unknown layout here, not in the middle of a prompt
         self.length = self._prompt = 0
         self._layers: list[tuple[Tensor, Tensor]] = []
 
@@ -46,9 +50,13 @@ class ShardedCache:
         return sum(x.nbytes for layer in self._layers for x in layer)
 
     def prefill(self, seq_len: int):
-        """The attention for a forward over the prompt's shards, layer by layer; fills the cache."""
-        if self._layers:
-            raise ValueError("the cache is not empty; prefill a new ShardedCache")
+        """The attention for a forward over the prompt's shards, layer by layer; fills the cache.
+
+        seq_len: tokens of the whole prompt. Returns attention(q, k, v) of this rank's shards,
+        (B, H, S_local, D), to be called once for each layer, in order.
+        Raises ValueError if the cache is not empty.
+        """
+        self.require_empty()
         self.length = self._prompt = seq_len
         whole = partial(
             context_parallel_attention, group=self.group, layout=self.layout, seq_len=seq_len
@@ -60,8 +68,17 @@ class ShardedCache:
 
         return attention
 
+    def require_empty(self) -> None:
+        """Raises ValueError if the cache holds a prompt already."""
+        if self._layers:
+            raise ValueError("the cache is not empty; prefill a new ShardedCache")
+
     def step(self):
-        """The attention for a forward over one new token, the same on every rank."""
+        """The attention for a forward over one new token, the same on every rank.
+
+        Returns attention(q, k, v) of that token, (B, H, 1, D), to be called once for each layer, in
+        order. Raises ValueError if the cache is empty.
+        """
         if not self._layers:
             raise ValueError("the cache is empty; prefill it with the prompt first")
         owner, layers = self._shortest(), iter(range(len(self._layers)))
@@ -108,24 +125,24 @@ def generate(
     new_tokens: int,
     *,
     group: GroupLike = None,
-    layout: str = "zigzag",
+    layout: str | None = None,
     cache: ShardedCache | None = None,
 ) -> Tensor:
     """The prompt continued by `new_tokens` tokens, each the likeliest; the same on every rank.
 
     prompt: (B, S) int64, whole, the same on every rank; S may be shorter than P. new_tokens: from 0
-    on. cache: pass an empty `ShardedCache` to look at it afterwards.
+    on. cache: pass an empty `ShardedCache` to look at it afterwards; group and layout are then its
+    own and may be left out. Otherwise None means the default group, and "zigzag".
     Returns (B, S + new_tokens) int64.
-    Raises ValueError if the prompt is empty or new_tokens negative.
+    Raises ValueError, on every rank, if the prompt is empty or new_tokens negative, if the cache is
+    not empty or has another group or layout, or if the ranks' arguments differ.
 
     Moves in prefill what the ring moves, then B·H·(Dv + 1)·4·(P-1) bytes per layer and token.
     """
-    if prompt.dim() != 2 or not prompt.shape[1]:
-        raise ValueError(f"prompt has shape {tuple(prompt.shape)}; it must be (B, S), S at least 1")
-    if new_tokens < 0:
-        raise ValueError(f"new_tokens is {new_tokens}; it must be at least 0")
-    cache = cache or ShardedCache(group, layout)
-    comm, seq_len = cache.group, prompt.shape[1]
+    cache = ShardedCache(group, layout or "zigzag") if cache is None else cache
+    comm = cache.group
+    comm.agree("generate", lambda: (_terms(prompt, new_tokens, group, layout, cache), None))
+    seq_len = prompt.shape[1]
     positions = local_positions(seq_len, group=comm, layout=cache.layout, device=prompt.device)
     mine = shard(prompt, 1, group=comm, layout=cache.layout)
     logits = model(mine, positions, cache.prefill(seq_len))
@@ -138,6 +155,26 @@ def generate(
             at = torch.tensor([position], device=prompt.device)
             logits = model(new, at, cache.step())
     return tokens
+
+
+def _terms(
+    prompt: Tensor, new_tokens: int, group: GroupLike, layout: str | None, cache: ShardedCache
+) -> dict[str, object]:
+    """What has to be equal on all ranks. Raises ValueError for what no rank could do."""
+    if prompt.dim() != 2 or not prompt.shape[1]:
+        raise ValueError(f"prompt has shape {tuple(prompt.shape)}; it must be (B, S), S at least 1")
+    if prompt.dtype != torch.int64:
+        raise ValueError(f"prompt has dtype {prompt.dtype}; it must be torch.int64")
+    if not isinstance(new_tokens, int) or new_tokens < 0:
+        raise ValueError(f"new_tokens is {new_tokens}; it must be a whole number of at least 0")
+    if group is not None and resolve(group) is not cache.group:
+        raise ValueError("group is not that of the cache; leave it out, or make the cache with it")
+    if layout not in (None, cache.layout):
+        raise ValueError(f"layout is {layout!r}; it must be that of the cache, {cache.layout!r}")
+    cache.require_empty()
+    digest = hashlib.blake2b(prompt.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+    shape = f"{tuple(prompt.shape)}, digest {digest}"
+    return {"prompt": shape, "new_tokens": new_tokens, "layout": cache.layout}
 
 
 def _last(logits: Tensor, positions: Tensor, seq_len: int, group: Group) -> Tensor:

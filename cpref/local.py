@@ -9,8 +9,9 @@ satisfy any of them, all ranks get an error that says who waits for what.
 """
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeVar
 
 import torch
@@ -38,8 +39,15 @@ class _Post:
         self._boxes: dict[Address, deque[Tensor]] = defaultdict(deque)
         self._waiting: dict[int, tuple[Address, str]] = {}
         self._running = set(range(ranks))
+        self._groups: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._failure: str | None = None
         self._aborted = False
+
+    def number(self, rank: int, members: tuple[int, ...]) -> int:
+        """How many groups of these members `rank` had before: equal on all that make the same."""
+        with self._changed:
+            self._groups[rank, members] += 1
+            return self._groups[rank, members] - 1
 
     def put(self, address: Address, tensor: Tensor) -> None:
         with self._changed:
@@ -98,6 +106,8 @@ class LocalGroup(Group):
     def __init__(self, post: _Post, members: tuple[int, ...], rank: int):
         super().__init__(rank, len(members))
         self._mail, self._members = post, members
+        # why: two groups of the same ranks must not open each other's mail
+        self._name = f"{members} {post.number(members[rank], members)}"
         self._moves: dict[str, int] = defaultdict(int)
 
     def subgroup(self, members: tuple[int, ...]) -> "LocalGroup":
@@ -178,7 +188,7 @@ class LocalGroup(Group):
 
     def _turn(self, move: str) -> str:
         self._moves[move] += 1
-        return f"{self._members} {move} {self._moves[move]}"
+        return f"{self._name} {move} {self._moves[move]}"
 
     def _put(self, rank: int, turn: str, tensor: Tensor) -> None:
         self._mail.put((self._members[self.rank], self._members[rank], turn), tensor)
@@ -198,7 +208,8 @@ def run_local(fn: Callable[..., T], ranks: int, *args: object) -> list[T]:
     """Run fn(group, *args) on `ranks` threads of this process; each rank's result, in order.
 
     group: pass it on to every function of cpref that takes one. The ranks share the processor's
-    threads among themselves, keep the caller's grad mode, and see the same `args`.
+    threads among themselves, keep the caller's grad, inference and autocast modes, and see the same
+    `args`.
     If ranks raise, the first exception is raised here as it was, with the rank in a note, and the
     other ranks end. Raises LocalError if the ranks wait for each other for ever.
     """
@@ -208,17 +219,14 @@ def run_local(fn: Callable[..., T], ranks: int, *args: object) -> list[T]:
     results: list[T | None] = [None] * ranks
     failures: list[tuple[int, BaseException]] = []
     threads_each, threads_before = max(1, torch.get_num_threads() // ranks), torch.get_num_threads()
-    with_grad = torch.is_grad_enabled()
+    modes = _modes_of_this_thread()
 
     def live(rank: int) -> None:
         try:
             torch.set_num_threads(threads_each)
             # why: on an accelerator all ranks' backward would share one thread of autograd's, and
             # the first to wait would block the others; so each runs backward in its own thread.
-            with (
-                torch.set_grad_enabled(with_grad),
-                torch.autograd.set_multithreading_enabled(False),
-            ):
+            with modes(), torch.autograd.set_multithreading_enabled(False):
                 results[rank] = fn(LocalGroup(post, tuple(range(ranks)), rank), *args)
         except _Aborted:
             pass
@@ -245,3 +253,21 @@ def run_local(fn: Callable[..., T], ranks: int, *args: object) -> list[T]:
         error.add_note(f"raised on rank {rank} of {ranks}")
         raise error
     return results
+
+
+def _modes_of_this_thread() -> Callable[[], ExitStack]:
+    """The modes that a new thread does not inherit; call the result there to enter them."""
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cpu", accelerator.type} if accelerator else {"cpu"}
+    casting = [(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]
+
+    def enter() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in casting:
+            stack.enter_context(torch.autocast(kind, dtype))
+        return stack
+
+    return enter

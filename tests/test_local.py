@@ -238,3 +238,34 @@ def test_a_subgroup_moves_among_its_members_only():
 def test_a_rank_outside_a_subgroup_is_refused():
     with pytest.raises(ValueError, match=r"rank 2 is not among its members \(0, 1\)"):
         run_local(lambda group: group.subgroup((0, 1)), 3)
+
+
+def test_two_groups_of_the_same_ranks_do_not_mix_their_messages():
+    def in_any_order(group):
+        first, second = group.subgroup((0, 1, 2)), group.subgroup((0, 1, 2))
+        words = {"first": torch.tensor([1.0]), "second": torch.tensor([2.0])}
+        moves = [("first", first), ("second", second), ("world", group)]
+        words["world"] = torch.tensor([3.0])
+        if group.rank == 1:
+            moves.reverse()
+        posted = {name: by.shift(words[name]) for name, by in moves}
+        return {name: move.wait().item() for name, move in posted.items()}
+
+    assert run_local(in_any_order, 3) == [{"first": 1, "second": 2, "world": 3}] * 3
+
+
+def test_ranks_keep_the_modes_of_the_thread_that_starts_them():
+    def product(group):
+        x = torch.ones(2, 2, requires_grad=not torch.is_inference_mode_enabled())
+        y = x @ x
+        return y.dtype, y.requires_grad, y.is_inference()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run_local(product, 2) == [(torch.bfloat16, True, False)] * 2
+        with torch.autocast("cpu", enabled=False):
+            assert run_local(product, 2) == [(torch.float32, True, False)] * 2
+    with torch.no_grad():
+        assert run_local(product, 2) == [(torch.float32, False, False)] * 2
+    with torch.inference_mode():
+        assert run_local(product, 2) == [(torch.float32, False, True)] * 2
+    assert run_local(product, 2) == [(torch.float32, True, False)] * 2
