@@ -46,9 +46,15 @@ def simulated():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("sharded", [True, False], ids=["fsdp", "copies"])
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
-@pytest.mark.parametrize("strategy", ["ring", "all_gather"])
+@pytest.mark.parametrize(
+    ("strategy", "recompute", "sharded"),
+    [  # every pair of two; the full product takes minutes
+        pytest.param("ring", True, True, id="ring-recompute-fsdp"),
+        pytest.param("ring", False, False, id="ring-keep-copies"),
+        pytest.param("all_gather", True, False, id="all_gather-recompute-copies"),
+        pytest.param("all_gather", False, True, id="all_gather-keep-fsdp"),
+    ],
+)
 def test_real_ranks_hold_what_is_simulated(processes, simulated, strategy, recompute, sharded):
     training, usage = simulated[strategy, recompute, sharded]
     real = asdict(processes(4)(really, training)[0])
