@@ -23,7 +23,7 @@ from cpref.classroom.launch import Kept, RanksFailed, _unpacked, launch
 from cpref.classroom.torchrun import _SHOWN, UsageError, _for_notebook, _Screen
 
 START = "import os, torch, cpref\ncpref.init(timeout=60)\nrank = int(os.environ['RANK'])\n"
-SLEEPER = "98765"  # seconds; by this a process that a cell left behind is recognised
+SLEEPER = "98765.4321"  # seconds; by this a process that a cell left behind is recognised
 distributed = pytest.mark.distributed
 
 
