@@ -35,7 +35,7 @@ def same(
     exact: of any shape and dtype; -inf must stand in the same places. mistakes: what to say when
     got is a known wrong tensor.
     """
-    if not isinstance(got, Tensor):
+    if type(got) not in (Tensor, torch.nn.Parameter):  # why: a subclass says of itself what it is
         raise AssertionError(
             f"{name} is {_kind(got)}; it must be a tensor of shape {tuple(exact.shape)}"
         )
@@ -57,12 +57,10 @@ def same(
 def equal(name: str, got: object, exact: object, mistakes: Mapping[str, object] | None = None):
     """AssertionError, in words, unless the two are equal; tensors and arrays as lists."""
     got, exact = _plain(got), _plain(exact)
-    if type(got) is type(exact) and got == exact:
-        return
-    if isinstance(got, int | float) and not isinstance(got, bool) and got == exact:
+    if _alike(got, exact):
         return
     for words, wrong in (mistakes or {}).items():
-        if got == _plain(wrong):
+        if _alike(got, _plain(wrong)):
             raise AssertionError(f"{name} is {words}")
     raise AssertionError(f"{name} is {_short(got)}; it must be {_short(exact)}")
 
@@ -150,6 +148,21 @@ def _described(got: Tensor, exact: Tensor) -> str:
             which = rows.nonzero().flatten().tolist()
             return f"{off}; wrong in rows {_short(which)} of {len(rows)}, right in the others"
     return off
+
+
+def _alike(got: object, exact: object) -> bool:
+    """Equal, and of plain types: what compares itself as it likes is equal to nothing."""
+    if isinstance(exact, list):
+        same_length = type(got) is list and len(got) == len(exact)
+        return same_length and all(map(_alike, got, exact))
+    if isinstance(exact, dict):
+        same_keys = type(got) is dict and set(map(str, got)) == set(map(str, exact))
+        return same_keys and all(
+            k in got and _alike(_plain(got[k]), _plain(exact[k])) for k in exact
+        )
+    if isinstance(exact, int | float) and not isinstance(exact, bool):
+        return type(got) in (int, float) and got == exact
+    return type(got) is type(exact) and got == exact
 
 
 def _plain(value: object) -> object:

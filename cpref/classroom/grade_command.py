@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(paths: list[Path], args: argparse.Namespace, limits: Limits) -> int:
-    asked = [(path, submission := read_submission(path)) for path in paths]
-    chosen = [(path, submission, select(submission, args.task)) for path, submission in asked]
     progress = Progress()
     grades: list[tuple[Path, TaskGrade]] = []
-    with Runner(limits) as runner:
+    with Runner(limits) as runner:  # why first: no test is in the memory that it forks
+        asked = [(path, read_submission(path)) for path in paths]
+        chosen = [(path, submission, select(submission, args.task)) for path, submission in asked]
         for path, submission, tasks in chosen:
             told = [] if args.json else [_head(path, submission, tasks)]
             for task, of_task in zip(tasks, grade(submission, tasks, runner), strict=True):

@@ -5,13 +5,51 @@ import json
 import os
 import signal
 import tempfile
+import traceback
 from multiprocessing.connection import Connection
 
 import torch
+from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
-from IPython import get_ipython
+from traitlets import Any
 
 from . import expect
+from .grade_guard import Guard, seal
+
+_LONGEST = 10_000  # characters of one text in a reply
+
+
+class GradedKernel(IPythonKernel):
+    """A kernel that runs a test outside of IPython, whose hooks an answer can change.
+
+    The grader says what a cell is in place of user expressions: {"cell": "answer"}, or {"cell":
+    "test", "word": ...}. A reply has the word only if the test ran to its end, and nothing that it
+    relies on was changed.
+    """
+
+    ranks = Any()
+
+    async def do_execute(self, code, silent, *args, user_expressions=None, **more):
+        cell = user_expressions or {}
+        self.ranks.sources.append(code)
+        if cell.get("cell") == "test":
+            return _shortened(self._test(code, cell["word"]))
+        if cell.get("cell") == "answer":
+            self.ranks.guard = guard = Guard(self.shell.user_ns, self)
+        reply = await super().do_execute(code, silent, *args, **more)
+        if cell.get("cell") == "answer" and (name := guard.changed()):
+            reply |= _tampered(name)
+        return _shortened(reply)
+
+    def _test(self, code: str, word: str) -> dict:
+        guard = self.ranks.guard
+        try:
+            exec(compile(code, "the test", "exec", dont_inherit=True), self.shell.user_ns)
+        except BaseException as error:
+            return _failed(error, self.shell.compile._filename_map)
+        if name := guard.changed():
+            return _tampered(name)
+        return {"status": "ok", "execution_count": self.execution_count, "word": word}
 
 
 class RealRanks:
@@ -24,13 +62,11 @@ class RealRanks:
     def __init__(self, warden: Connection):
         self._warden = warden
         self._calls = itertools.count(1)
-        self._cell = 0
+        self.sources: list[str] = []
+        self.guard: Guard | None = None
 
     def __call__(self, check: expect.Check, size: int) -> None:
-        sources = get_ipython().user_ns["In"][1:]
-        if len(sources) != self._cell:
-            self._cell, self._calls = len(sources), itertools.count(1)
-        order = {"ranks": size, "call": next(self._calls), "sources": sources}
+        order = {"ranks": size, "call": next(self._calls), "sources": self.sources}
         self._warden.send_bytes(json.dumps(order).encode())
         outcomes = json.loads(self._warden.recv_bytes())
         if words := _failure(outcomes):
@@ -54,14 +90,44 @@ def _failure(outcomes: list[dict | None]) -> str | None:
     return f"rank {outcomes.index(None)} does not answer"
 
 
+def _failed(error: BaseException, cells: dict[str, int]) -> dict:
+    """The reply for a test that raised; of its traceback only the learner's cells, and the test."""
+    try:
+        said = str(error)
+    except BaseException:
+        said = "an exception that cannot be printed"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [
+        f"Cell In[{cells.get(frame.filename, 0)}], line {frame.lineno}"
+        for frame in frames
+        if frame.filename in cells or frame.filename == "the test"
+    ]
+    return {"status": "error", "ename": type(error).__name__, "evalue": said, "traceback": places}
+
+
+def _tampered(name: str) -> dict:
+    words = f"the answer changes {name}, which the test relies on; leave it as it is"
+    return {"status": "error", "ename": "AssertionError", "evalue": words, "traceback": []}
+
+
+def _shortened(reply: dict) -> dict:
+    """Of a text of a gigabyte the grader has no use."""
+    short = {key: x[:_LONGEST] if isinstance(x, str) else x for key, x in reply.items()}
+    if "traceback" in short:
+        short["traceback"] = [str(part)[:_LONGEST] for part in short["traceback"][-50:]]
+    return short
+
+
 def main(connection_file: str, warden: Connection, seconds: float) -> None:
     """Be a kernel until the end."""
     tempfile.tempdir = None
     torch.set_num_threads(1)
-    expect._real_ranks = RealRanks(warden)
+    ranks = expect._real_ranks = RealRanks(warden)
+    seal(expect)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["IPYTHONDIR"] = os.path.join(os.getcwd(), ".ipython")
     options = ["--HistoryManager.enabled=False", "--InteractiveShell.colors=nocolor"]
-    app = IPKernelApp.instance()
+    app = IPKernelApp.instance(kernel_class=GradedKernel)
     app.initialize(["-f", connection_file, *options])
+    app.kernel.ranks = ranks
     app.start()

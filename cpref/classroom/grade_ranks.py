@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ..comm import Group, resolve
 from . import expect
+from .grade_guard import seal
 
 ANSWER = "your cell"
 
@@ -76,6 +77,7 @@ def main(world: World, asked: dict, out: Connection) -> None:
         timeout=timedelta(seconds=world.seconds + 10),
     )
     expect._real_ranks = _OneCheck(asked["call"], resolve(None))
+    seal(expect)
     try:
         _run(asked["sources"])
         tell(failed="the check was not reached")

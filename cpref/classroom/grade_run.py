@@ -1,8 +1,8 @@
 """Run one answer and its test in a fresh kernel, and say whether it passed.
 
-Whether a test passed is read from the kernel's reply to it and from a word that the test's last
-line leaves: what never ran, or ran with an error, scores nothing. Nothing that an answer prints is
-listened to, so it may print what it likes.
+Whether a test passed is read from the kernel's reply to it, which returns a word of the grader's if
+the test ran to its end: what never ran, or ran with an error, scores nothing. Nothing that an
+answer prints is listened to, so it may print what it likes.
 """
 
 import json
@@ -72,16 +72,15 @@ class Runner:
             reply = kernel.execute(source)
             if reply["status"] != "ok":
                 return Outcome(False, f"the exercise's own cell fails: {_reason(reply, {})}")
-        reply = kernel.execute(answer)
+        reply = kernel.execute(answer, {"cell": "answer"})
         cells = {reply.get("execution_count"): answer}
         if reply["status"] != "ok":
             return Outcome(False, _reason(reply, cells))
         word = secrets.token_hex(8)
-        reply = kernel.execute(f"{task.test}\n_passed = {word!r}", {"passed": "_passed"})
+        reply = kernel.execute(task.test, {"cell": "test", "word": word})
         if reply["status"] != "ok":
             return Outcome(False, _reason(reply, cells))
-        left = reply.get("user_expressions", {}).get("passed", {})
-        if left.get("data", {}).get("text/plain") != repr(word):
+        if reply.get("word") != word:
             return Outcome(False, "the test did not run to its end")
         return Outcome(True)
 
@@ -148,9 +147,10 @@ class _Kernel:
         self._client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=False)
         self._reply_to(self._client.kernel_info())
 
-    def execute(self, source: str, expressions: dict[str, str] | None = None) -> dict:
+    def execute(self, source: str, what: dict[str, str] | None = None) -> dict:
+        """The reply; what: the cell is, in the words of GradedKernel."""
         return self._reply_to(
-            self._client.execute(source, user_expressions=expressions, allow_stdin=False)
+            self._client.execute(source, user_expressions=what, allow_stdin=False)
         )
 
     def close(self) -> None:

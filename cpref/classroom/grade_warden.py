@@ -37,6 +37,7 @@ from .grade_limits import (
 )
 
 _POLL = 0.05  # seconds between two looks at what runs
+_LONGEST = 1 << 20  # bytes of what a kernel or a rank may say
 _LINGER = 1.0  # seconds that ranks have to say something when one has failed
 
 
@@ -103,7 +104,7 @@ class _Warden:
     def _hear(self, pipe: Connection) -> None:
         """A word of the kernel's or of a rank's."""
         try:
-            said = json.loads(pipe.recv_bytes())
+            said = json.loads(pipe.recv_bytes(_LONGEST))
         except (EOFError, OSError, ValueError):
             said = None
         if pipe is self._asks:
