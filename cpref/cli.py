@@ -9,6 +9,7 @@ from importlib import import_module
 COMMANDS = {
     "demo": ("cpref.demo", "train on a long document with several ranks, and compare with one"),
     "verify": ("cpref.verify", "the errors of every strategy, layout and mask against float64"),
+    "plan": ("cpref.plan_command", "how to divide a training job among GPUs, and why"),
     "bench": ("cpref.bench", "the time of sharded attention beside the alternatives"),
     "grade": ("cpref.classroom.grade_command", "grade exercises: points, reasons and hints"),
     "progress": ("cpref.classroom.progress", "the points of all exercises, and a bar"),

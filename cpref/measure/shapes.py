@@ -2,7 +2,8 @@
 
 Sources: Llama Team 2024, The Llama 3 Herd of Models (arXiv 2407.21783), table 3, for 8B, 70B and
 405B; the model card of Llama 3.2 1B for the smallest. The paper rounds the vocabulary to 128,000;
-the released models have 128,256.
+the released models have 128,256. The config.json of the released Llama 2 7B (arXiv 2307.09288) for
+llama2-7b, whose heads all have keys and values of their own.
 """
 
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ MODELS = {
         ModelShape("8b", 32, 4096, 32, 8, 128, 14336, 128_256),
         ModelShape("70b", 80, 8192, 64, 8, 128, 28672, 128_256),
         ModelShape("405b", 126, 16384, 128, 8, 128, 53248, 128_256),
+        ModelShape("llama2-7b", 32, 4096, 32, 32, 128, 11008, 32_000),
     )
 }
 

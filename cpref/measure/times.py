@@ -151,13 +151,15 @@ class _Moves:
     def __init__(self, link: Link, ranks: int, row: Link):
         self._link, self._row = link, row
         self._busy = np.zeros(ranks)
+        self._next = np.roll(np.arange(ranks), -1)
+        self._previous = np.roll(np.arange(ranks), 1)
         self.seconds, self.bytes, self.messages = 0.0, 0, 0
 
     def shift(self, now: np.ndarray, size: int) -> np.ndarray:
         """Each rank sends to the next at its time `now`; when each has sent, and has received."""
-        begin = np.maximum(self._busy, np.maximum(now, np.roll(now, -1)))
+        begin = np.maximum(self._busy, np.maximum(now, now[self._next]))
         self._busy = begin + self._count(size, 1, self._link)
-        return np.maximum(self._busy, np.roll(self._busy, 1))
+        return np.maximum(self._busy, self._busy[self._previous])
 
     def collective(self, now: np.ndarray, size: int, others: int) -> np.ndarray:
         """All ranks together: each sends `size` bytes to each of `others`."""
