@@ -222,8 +222,8 @@ def _fits(one: Compared) -> str:
 def _table(rows: list[Compared]) -> list[str]:
     lines = [
         "Degrees: TP.CP.PP.DP. fits: into the memory, or only if layers are computed again. "
-        "TFLOP/s: of\neach GPU. gain: of the published set-up over the best without CP. CP: whether both "
-        "use it.\n",
+        "TFLOP/s: of\neach GPU. gain: of the published set-up over the best without CP. CP: "
+        "whether both use it.\n",
         f"{'':28}{'published':>21}{'in the model':>14}  {'planned':30}{'gain':>17}",
         f"{'model':11}{'tokens':>9}{'GPUs':>8}{'degrees':>13}{'TFLOP/s':>8}{'fits':>7}{'TFLOP/s':>8}"
         f"  {'degrees':13}{'strategy':11}{'TF':>5} {'published':>10}{'model':>7}  CP",

@@ -13,7 +13,7 @@ from .picture import BLACK, PALETTE, VERMILLION, Picture, blank
 def memory_by_part(plan: Plan) -> Picture:
     """Modelled GB on a GPU by part, stacked, for the fastest division of each CP degree that fits,
     with the line up to which a job may fill the memory."""
-    options, room = list(plan.by_cp.values()), plan.request.room / 1e9
+    options, room = _options(plan), plan.request.room / 1e9
     figure, axes = blank(7.2, 3.6)
     _stack(axes, options, lambda one: {k: v / 1e9 for k, v in vars(one.memory).items()}, {})
     axes.axhline(room, color=VERMILLION, linewidth=1.4, linestyle="--")
@@ -29,7 +29,7 @@ def memory_by_part(plan: Plan) -> Picture:
 
 def time_by_degree(plan: Plan) -> Picture:
     """Modelled seconds of a step by part, stacked, for the same divisions."""
-    options = list(plan.by_cp.values())
+    options = _options(plan)
     figure, axes = blank(7.2, 3.6)
     totals = [one.time.total for one in options]
     _stack(axes, options, lambda one: vars(one.time), NAMES)
@@ -42,6 +42,12 @@ def time_by_degree(plan: Plan) -> Picture:
     axes.set_title(_finding(plan), fontsize=11)
     said = "; ".join(f"{degrees(one.way)}: {one.time.total:.3g} s" for one in options)
     return Picture(figure, f"Modelled time of a step by part, for each degree of CP. {said}.")
+
+
+def _options(plan: Plan) -> list[Option]:
+    """The fastest of each CP degree, and the plan itself in the place of its own, which may be a
+    simpler one that is as fast."""
+    return list((plan.by_cp | {plan.best.way.cp: plan.best}).values())
 
 
 def _finding(plan: Plan) -> str:
