@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 SMALL = ModelShape(
     "small", layers=3, dim=256, heads=4, kv_heads=2, head_dim=64, ffn_dim=688, vocab=1024
 )
-TRAINING = Training(SMALL, seq_len=4096, ranks=4, at_once=256)
+TRAINING = Training(SMALL, seq_len=1024, ranks=4, at_once=64)
 
 
 def really(group, training):
@@ -22,41 +22,35 @@ def really(group, training):
     return step_memory(training, group, mesh)
 
 
+# every pair of two choices; the full product takes minutes
+KINDS = {
+    f"{strategy}-{'recompute' if recompute else 'keep'}-{'fsdp' if sharded else 'copies'}": replace(
+        TRAINING,
+        strategy=strategy,
+        recompute=recompute,
+        sharded=sharded,
+        dtype="bf16" if sharded else "fp32",
+    )
+    for strategy, recompute, sharded in (
+        ("ring", True, True),
+        ("ring", False, False),
+        ("all_gather", True, False),
+        ("all_gather", False, True),
+    )
+}
+
+
 @pytest.fixture(scope="module")
 def simulated():
     """Every kind of training that is compared with real ranks, from one simulation."""
-    trainings = {
-        (strategy, recompute, sharded): replace(
-            TRAINING,
-            strategy=strategy,
-            recompute=recompute,
-            sharded=sharded,
-            dtype="bf16" if sharded else "fp32",
-        )
-        for strategy in ("ring", "all_gather")
-        for recompute in (True, False)
-        for sharded in (True, False)
-    }
-    return {
-        key: (training, usage)
-        for (key, training), usage in zip(
-            trainings.items(), simulate(*trainings.values()), strict=True
-        )
-    }
+    usages = simulate(*KINDS.values())
+    return dict(zip(KINDS, zip(KINDS.values(), usages, strict=True), strict=True))
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("strategy", "recompute", "sharded"),
-    [  # every pair of two; the full product takes minutes
-        pytest.param("ring", True, True, id="ring-recompute-fsdp"),
-        pytest.param("ring", False, False, id="ring-keep-copies"),
-        pytest.param("all_gather", True, False, id="all_gather-recompute-copies"),
-        pytest.param("all_gather", False, True, id="all_gather-keep-fsdp"),
-    ],
-)
-def test_real_ranks_hold_what_is_simulated(processes, simulated, strategy, recompute, sharded):
-    training, usage = simulated[strategy, recompute, sharded]
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_ranks_hold_what_is_simulated(processes, simulated, kind):
+    training, usage = simulated[kind]
     real = asdict(processes(4)(really, training)[0])
     for name, size in asdict(usage).items():
         assert size == pytest.approx(real[name], rel=0.05), name
@@ -64,7 +58,7 @@ def test_real_ranks_hold_what_is_simulated(processes, simulated, strategy, recom
 
 def test_parameters_and_their_company_are_those_of_the_model(simulated):
     """float32 parameters, gradients, two moments: divided among the ranks, or not."""
-    for (_, _, sharded), (training, usage) in simulated.items():
-        own = SMALL.parameters * 4 / (training.ranks if sharded else 1)
+    for training, usage in simulated.values():
+        own = SMALL.parameters * 4 / (training.ranks if training.sharded else 1)
         assert usage.parameters == usage.gradients == own
         assert usage.optimizer == pytest.approx(2 * own, rel=1e-3)
