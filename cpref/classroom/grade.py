@@ -66,28 +66,31 @@ class Row:
     reason: str
 
 
+def notebooks_of(folder: Path) -> list[Path]:
+    """folder/LEARNER/.../NN_name.ipynb, as nbgrader collects them, too. ValueError if none is."""
+    if not folder.is_dir():
+        raise ValueError(f"--class is {folder}; it must be a folder with one folder a learner")
+    found = sorted(p for p in folder.glob("*/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+    if not found:
+        raise ValueError(f"no notebooks in the folders of {folder}; it takes LEARNER/NN_name.ipynb")
+    return found
+
+
 def grade_class(folder: Path, runner: Runner) -> Iterator[Row]:
     """The grades of all notebooks in the folders of the learners.
 
-    folder/LEARNER/.../NN_name.ipynb, as nbgrader collects them, too. What cannot be graded is
-    a row with 0 points for each task, and stops nobody else's grading.
-    Raises ValueError if there is no such notebook.
+    What cannot be graded is a row with 0 points for each task, and stops nobody else's grading.
     """
-    if not folder.is_dir():
-        raise ValueError(f"--class is {folder}; it must be a folder with one folder a learner")
-    paths = sorted(p for p in folder.glob("*/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-    if not paths:
-        raise ValueError(f"no notebooks in the folders of {folder}; it takes LEARNER/NN_name.ipynb")
-    for path in paths:
+    for path in notebooks_of(folder):
         learner = path.relative_to(folder).parts[0]
         try:
             submission = read_submission(path)
         except ValueError as error:
             reason = str(error).removeprefix(f"{path} ")
-            known = load(path.stem).tasks if path.stem in names() else ()
-            for task in known:
+            tasks = load(path.stem).tasks if path.stem in names() else ()
+            for task in tasks:
                 yield Row(learner, path.stem, task.name, 0, task.points, reason)
-            if not known:
+            if not tasks:
                 yield Row(learner, path.stem, "", 0, 0, reason)
             continue
         for g in grade(submission, list(submission.exercise.tasks), runner):

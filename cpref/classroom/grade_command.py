@@ -3,13 +3,15 @@
 import argparse
 import csv
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 
 from .exercise import EXERCISES, Submission, Task, read_submission
-from .grade import Row, TaskGrade, grade, grade_class, select
-from .grade_limits import Limits
+from .grade import Row, TaskGrade, grade, grade_class, notebooks_of, select
+from .grade_limits import Limits, missing
 from .grade_run import Runner
 from .progress import Progress
 
@@ -39,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if args.memory < 512:
         raise ValueError(f"--memory is {args.memory}; it must be at least 512 MiB")
     limits = Limits(seconds=args.timeout, memory=args.memory * _MEGABYTE)
+    if words := missing():
+        _note(words)
     if args.folder is not None:
         return _class(args, limits)
     if args.csv is not None:
@@ -53,16 +57,16 @@ def _files(paths: list[Path], args: argparse.Namespace, limits: Limits) -> int:
     progress = Progress()
     grades: list[tuple[Path, TaskGrade]] = []
     with Runner(limits) as runner:  # why first: no test is in the memory that it forks
-        asked = [(path, read_submission(path)) for path in paths]
-        chosen = [(path, submission, select(submission, args.task)) for path, submission in asked]
+        chosen, unreadable = _chosen(paths, args)
         for path, submission, tasks in chosen:
-            told = [] if args.json else [_head(path, submission, tasks)]
+            if not args.json:
+                print(_head(path, tasks), flush=True)
             for task, of_task in zip(tasks, grade(submission, tasks, runner), strict=True):
                 noted = replace(of_task, hint=progress.note(of_task, task))
                 grades.append((path, noted))
-                told += [] if args.json else [_line(noted, max(len(t.name) for t in tasks))]
-                _print(told)
-    progress.save()
+                if not args.json:
+                    print(_line(noted, max(len(t.name) for t in tasks)), flush=True)
+            progress.save()
     score, most = sum(g.points for _, g in grades), sum(g.max for _, g in grades)
     if args.json:
         tasks = [{"file": str(path), **asdict(g), "passed": g.passed} for path, g in grades]
@@ -71,10 +75,39 @@ def _files(paths: list[Path], args: argparse.Namespace, limits: Limits) -> int:
         print(json.dumps({"score": score, "max": most, "tasks": tasks}, indent=1))
     else:
         print(f"{score} of {most} points")
-    return 0 if score == most else 1
+    for error in unreadable:
+        _note(error)
+    return 2 if unreadable else 0 if score == most else 1
 
 
-def _head(path: Path, submission: Submission, tasks: list[Task]) -> str:
+_Chosen = list[tuple[Path, Submission, list[Task]]]
+
+
+def _chosen(paths: list[Path], args: argparse.Namespace) -> tuple[_Chosen, list[ValueError]]:
+    """The notebooks with the tasks to grade, and what is wrong with others.
+
+    Raises ValueError for the first notebook that cannot be graded; with --all only if none can.
+    """
+    chosen, wrong = [], []
+    for path in paths:
+        try:
+            submission = read_submission(path)
+        except ValueError as error:
+            wrong.append(error)
+            continue
+        try:
+            chosen.append((path, submission, select(submission, args.task)))
+        except ValueError as error:
+            if not args.all:  # why: --all --task grades the exercises that have the task
+                wrong.append(error)
+    if not chosen and args.task and not wrong:
+        raise ValueError(f"no exercise has the task {' or '.join(map(repr, args.task))}")
+    if wrong and not (args.all and chosen):
+        raise wrong[0]
+    return chosen, wrong
+
+
+def _head(path: Path, tasks: list[Task]) -> str:
     return f"{path}, {sum(task.points for task in tasks)} points"
 
 
@@ -87,25 +120,24 @@ def _line(grade: TaskGrade, width: int) -> str:
     return line
 
 
-def _print(lines: list[str]) -> None:
-    """Print the lines at once, and forget them."""
-    while lines:
-        print(lines.pop(0), flush=True)
+def _note(words: object) -> None:
+    print(f"cpref grade: {words}", file=sys.stderr)
 
 
 def _class(args: argparse.Namespace, limits: Limits) -> int:
     if args.file or args.all or args.task or args.csv is None:
         raise ValueError("--class DIR takes --csv FILE, and neither notebooks, --all nor --task")
-    if not args.csv.parent.is_dir() or args.csv.is_dir():
-        raise ValueError(f"--csv is {args.csv}; it must be a file in a folder that exists")
-    with Runner(limits) as runner:
+    if args.csv.suffix == ".ipynb":
+        raise ValueError(f"--csv is {args.csv}; it must be no notebook")
+    notebooks_of(args.folder)  # why: before the table is written
+    with Runner(limits) as runner, _table(args.csv) as write:
         rows = []
         for row in grade_class(args.folder, runner):
             rows.append(row)
+            write(row)
             if not args.json:
                 name = f"{row.exercise}/{row.task}".rstrip("/")
                 print(f"{row.learner}  {name}  {row.points} of {row.max}  {row.reason}", flush=True)
-    _write(args.csv, rows)
     if args.json:
         score, most = sum(row.points for row in rows), sum(row.max for row in rows)
         print(
@@ -114,12 +146,25 @@ def _class(args: argparse.Namespace, limits: Limits) -> int:
     return 0 if all(row.task for row in rows) else 1
 
 
-def _write(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+@contextmanager
+def _table(path: Path) -> Iterator[Callable[[Row], None]]:
+    """Writes rows as they come, so that what was graded is kept. Raises ValueError if it cannot."""
+    try:
+        file = path.open("w", newline="", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ValueError(f"--csv is {path}; it cannot be written: {error.strerror}") from None
+    with file:
         table = csv.writer(file)
         table.writerow(field.name for field in fields(Row))
-        # why: a spreadsheet would take what begins so for a formula
-        table.writerows(
-            [f"'{cell}" if str(cell).startswith(("=", "+", "-", "@")) else cell for cell in row]
-            for row in map(astuple, rows)
-        )
+
+        def write(row: Row) -> None:
+            table.writerow([_harmless(cell) for cell in astuple(row)])
+            file.flush()
+
+        yield write
+
+
+def _harmless(cell: str | int) -> str | int:
+    """A spreadsheet would take for a formula what begins so."""
+    formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if formula else cell

@@ -7,13 +7,18 @@ they hold together, is for the warden to count: a limit of the system on process
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 from dataclasses import dataclass
 
 import psutil
 
+try:
+    import resource
+except ImportError:  # why: Windows has none
+    resource = None
+
+_LINUX = sys.platform == "linux"
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # of Linux's prctl
 
 
@@ -27,13 +32,28 @@ class Limits:
     file_size: int = 64 << 20
 
 
+def missing() -> str | None:
+    """What this system does not protect from, in words; None on Linux, which has all there is.
+
+    Raises ValueError where nothing can be graded at all.
+    """
+    if resource is None or not hasattr(os, "fork"):
+        raise ValueError("grading needs Linux or macOS; on Windows, use it in WSL")
+    if _LINUX:
+        return None
+    return (
+        "this system does not limit the memory of a process, and a process that an answer leaves "
+        "in the background may go on"
+    )
+
+
 def confine(limits: Limits) -> None:
     """Put this process under the limits, for good; what it starts inherits them."""
     cpu = int(limits.seconds * (os.cpu_count() or 1)) + 5
     _limit(resource.RLIMIT_CPU, cpu)
     _limit(resource.RLIMIT_FSIZE, limits.file_size)
     _limit(resource.RLIMIT_CORE, 0)
-    if sys.platform == "linux":
+    if _LINUX:
         _limit(resource.RLIMIT_DATA, limits.memory)
         # why: the system counts all that the user runs, threads too
         _limit(resource.RLIMIT_NPROC, _threads_of_user() + 8 * limits.processes)
@@ -44,12 +64,12 @@ def confine(limits: Limits) -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of what descendants leave behind, so that it can be found and ended."""
-    if sys.platform == "linux":
+    if _LINUX:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
 
 
 def end_with_parent() -> None:
-    if sys.platform == "linux":
+    if _LINUX:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 

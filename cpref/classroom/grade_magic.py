@@ -1,9 +1,13 @@
 """`%grade`: the notebook that one sits in, graded as it is saved."""
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from IPython.core.error import UsageError
 
 
 def load_ipython_extension(ipython) -> None:
@@ -16,7 +20,7 @@ def load_ipython_extension(ipython) -> None:
         fails, and a hint. FILE: another notebook; needed where the editor does not say which one
         this is.
         """
-        words = line.split()
+        words = shlex.split(line)
         if not [word for word in words if word.endswith(".ipynb")]:
             words.insert(0, _this_notebook(ipython))
         command = [sys.executable, "-m", "cpref", "grade", *words]
@@ -24,8 +28,13 @@ def load_ipython_extension(ipython) -> None:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as grader:
-            for text in grader.stdout:
-                print(text, end="", flush=True)
+            try:
+                for text in grader.stdout:
+                    print(text, end="", flush=True)
+            except KeyboardInterrupt:
+                grader.send_signal(signal.SIGINT)  # why: it cleans up behind itself
+                grader.wait()
+                raise
 
     ipython.register_magic_function(magic, "line", "grade")
 
@@ -36,4 +45,4 @@ def _this_notebook(ipython) -> str:
             return str(name)
     here = sorted(Path.cwd().glob("*.ipynb"))
     known = f", such as %grade {here[0].name}" if here else ""
-    raise ValueError(f"%grade cannot see which notebook this is; name it{known}")
+    raise UsageError(f"%grade cannot see which notebook this is; name it{known}")

@@ -18,6 +18,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import FrameType
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -68,7 +69,9 @@ def main(world: World, asked: dict, out: Connection) -> None:
 
     _tell_when_stuck(world.seconds, tell)
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    own = next((name for name in psutil.net_if_addrs() if name.startswith("lo")), None)  # lo, lo0
+    if own:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", own)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{world.store}",

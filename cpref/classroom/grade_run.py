@@ -21,7 +21,7 @@ from jupyter_client.connect import write_connection_file
 
 from . import grade_warden
 from .exercise import Task
-from .grade_limits import Limits, adopt_orphans, end_descendants
+from .grade_limits import Limits, adopt_orphans, end_descendants, missing
 
 _SHOWN = 600  # characters of a reason
 _FRAME = re.compile(r"Cell In\[(\d+)\], line (\d+)")
@@ -43,13 +43,14 @@ class Runner:
     """Runs answers, one after the other, each in a kernel of its own. Use it in a `with`.
 
     It must be made by a process of its own that has started no thread: it forks. Whatever runs
-    below that process when it is left is killed.
+    below that process when it is left is killed. Raises ValueError on a system without fork.
     """
 
     def __init__(self, limits: Limits | None = None):
         self._limits = limits or Limits()
 
     def __enter__(self) -> "Runner":
+        missing()
         adopt_orphans()
         self._warden, self._pipe = grade_warden.start(self._limits)
         return self

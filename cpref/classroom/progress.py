@@ -24,22 +24,21 @@ class Progress:
         with contextlib.suppress(FileNotFoundError):
             try:
                 content = json.loads(self._path.read_text("utf-8"))
-                self._tasks = {name: dict(entry) for name, entry in content["tasks"].items()}
+                self._tasks = {name: _entry(entry) for name, entry in content["tasks"].items()}
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ValueError(f"{self._path} is damaged; remove it to begin anew") from None
 
     def points(self, exercise: str, task: Task) -> int:
         """The most points that the task had; never more than it has now."""
-        best = self._tasks.get(f"{exercise}/{task.name}", {}).get("points", 0)
-        return min(best, task.points) if isinstance(best, int) else 0
+        return min(self._tasks.get(f"{exercise}/{task.name}", _entry({}))["points"], task.points)
 
     def note(self, grade: TaskGrade, task: Task) -> str:
         """Remember a grade; the hint to show with it, the next one for each new failing answer."""
-        entry = self._tasks.setdefault(f"{grade.exercise}/{grade.task}", {"points": 0, "hints": 0})
+        entry = self._tasks.setdefault(f"{grade.exercise}/{grade.task}", _entry({}))
         entry["points"] = max(entry["points"], grade.points)
         if grade.passed or not grade.attempted or not task.hints:
             return ""
-        if entry.get("answer") != grade.answer:
+        if entry["answer"] != grade.answer:
             entry["hints"] = min(entry["hints"] + 1, len(task.hints))
             entry["answer"] = grade.answer
         return task.hints[max(0, min(entry["hints"], len(task.hints)) - 1)]
@@ -53,6 +52,12 @@ class Progress:
             partial.replace(self._path)
         except OSError as error:
             raise ValueError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+def _entry(stored: dict) -> dict:
+    """points: the most so far; hints: how many were shown; answer: for which one the last was."""
+    counts = {name: int(stored.get(name, 0)) for name in ("points", "hints")}
+    return counts | {"answer": str(stored.get("answer", ""))}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

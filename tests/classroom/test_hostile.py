@@ -5,20 +5,18 @@ hostile answer, and for right answers between them.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
+
+from .courses import left_of, notebook, run_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 SECONDS = 6  # for each task; twice that where real ranks have to meet
-MARK = "CPREF_TEST_HOSTILE"  # in the environment of all that one run starts
 RIGHT = "def double(x):\n    return 2 * x"
 WRONG = "def double(x):\n    return x"
 STAGE = "import torch\nfrom cpref.classroom import expect\n\ndef exact(x):\n    return x + x"
@@ -208,56 +206,14 @@ RANKS = {
 }
 
 
-def notebook(name: str, cells: dict[str, tuple[str, str]], stage: str) -> nbformat.NotebookNode:
-    """An exercise with a task for each name: the source of its answer and of its test."""
-
-    def cell(source: str, grade_id: str, **role: object) -> nbformat.NotebookNode:
-        role = {"grade": False, "solution": False, "locked": False, "schema_version": 3} | role
-        role["grade_id"] = grade_id
-        return nbformat.v4.new_code_cell(source, metadata={"nbgrader": role})
-
-    made = nbformat.v4.new_notebook(metadata={"cpref": {"exercise": name, "version": 1}})
-    made.cells.append(cell(stage, "setup", locked=True))
-    for task, (answer, test) in cells.items():
-        made.cells.append(cell(answer, task, solution=True))
-        made.cells.append(cell(test, f"{task}-test", grade=True, locked=True, points=1))
-    return made
-
-
 def graded(folder: Path, path: Path, seconds: int, *options: str) -> dict[str, dict]:
     """What `cpref grade` says of each task, with folder/solutions as the exercises."""
-    script = (
-        "import sys; from pathlib import Path; from cpref.classroom import exercise;"
-        "exercise.SOLUTIONS = Path(sys.argv.pop(1)); from cpref.cli import main;"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    (folder / "tmp").mkdir()
-    environment = os.environ | {
-        "CPREF_PROGRESS": str(folder / "progress.json"),
-        "TMPDIR": str(folder / "tmp"),
-        MARK: str(folder),
-    }
-    command = [sys.executable, "-c", script, str(folder / "solutions"), "grade", "--json"]
-    done = subprocess.run(
-        [*command, "--timeout", str(seconds), *options, str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == ""
-    left = [process for process in psutil.process_iter() if mark_of(process) == str(folder)]
-    assert not left, f"still running: {left}"
-    assert list((folder / "tmp").iterdir()) == []
-    return {task["task"]: task for task in json.loads(done.stdout)["tasks"]}
-
-
-def mark_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(MARK)
-    except psutil.Error:
-        return None
+    words = ["grade", "--json", "--timeout", str(seconds), *options, str(path)]
+    with run_by(folder, words) as grader:
+        out, err = grader.communicate(timeout=240)
+    assert (grader.returncode, err) == (1, "")
+    assert left_of(folder) == []
+    return {task["task"]: task for task in json.loads(out)["tasks"]}
 
 
 def check(tasks: dict[str, dict], expected: dict[str, tuple[str, str]]) -> None:
