@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .files import writable_folder
+from .measure.choices import STRATEGIES, Fixed
 from .measure.detector import DETECTORS, data_parallel
 from .measure.hardware import ACHIEVED, GPUS, LINKS, gpu_named, network_named
-from .measure.plan import BATCH_TOKENS, STRATEGIES, DoesNotFit, Fixed, Option, Plan, plan, request
+from .measure.plan import BATCH_TOKENS, DoesNotFit, Option, Plan, plan, request
 from .measure.published import PUBLISHED, Compared, compared
 from .measure.reasons import (
     NAMES,

@@ -173,9 +173,13 @@ def _activations(request: Request, way: Division) -> float:
 
 def saved_by_layer(model: ModelShape) -> int:
     """Bytes for each token: two inputs, each before and after its norm; q, k, v, out, lse; gate and
-    up, the gate after its SiLU, and their product."""
+    up, and what goes into the last product.
+
+    So much is kept where a norm and SwiGLU are one kernel each. `cpref.model`, which has them in
+    pieces, keeps 3 dim + ffn_dim numbers more.
+    """
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    return ACTIVATION * (4 * model.dim + 2 * q + 2 * kv + 4 * model.ffn_dim) + 4 * model.heads
+    return ACTIVATION * (4 * model.dim + 2 * q + 2 * kv + 3 * model.ffn_dim) + 4 * model.heads
 
 
 def _buffers(request: Request, way: Division) -> float:

@@ -15,8 +15,9 @@ How Llama 3 counts is not said; there they are compared in the count of causal p
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from .choices import Fixed, divisions, variants
 from .division import Division, Request
-from .plan import Fixed, Option, Plan, divisions, option, plan, request, variants
+from .plan import Option, Plan, option, plan, request
 from .shapes import model_shape
 
 
@@ -122,12 +123,23 @@ def _differences(one: Compared) -> Iterator[str]:
         yield (
             f"As published it fits only with recomputation here; without, it would need "
             f"{one.unbounded.memory.total / 1e9:.0f} GB and reach "
-            f"{one.plan.tflops(one.unbounded, full=row.full):.0f} TFLOP/s. A tuned block keeps "
-            "less for backward than this package's, which the model counts."
+            f"{one.plan.tflops(one.unbounded, full=row.full):.0f} TFLOP/s. The likely reason: they "
+            "keep less for backward than the model counts."
         )
-    elif abs(ratio - 1) > 0.2:
-        cause = "float8 reaches less of its peak than assumed" if row.fp8 else "not known"
-        yield f"Modelled TFLOP/s are {ratio:.2f} of the published: {cause}."
+    if one.speedup and one.published_speedup:
+        gain, alone = one.speedup / one.published_speedup, one.plan.by_cp[1].way
+        if abs(gain - 1) > 0.1:
+            shards = ", parameters and gradients sharded" if alone.shard_all else ""
+            yield (
+                f"CP gains {one.speedup:.2f} and not {one.published_speedup:.2f}: it depends on "
+                f"what is done without it, which was not published; here TP {alone.tp}, PP "
+                f"{alone.pp}, DP {alone.dp}{shards}."
+            )
+    if row.fp8 and abs(ratio - 1) > 0.2:
+        yield (
+            f"Modelled TFLOP/s are {ratio:.2f} of the published: float8 reaches less of its peak "
+            "than assumed."
+        )
 
 
 def compared(row: Published) -> Compared:

@@ -6,30 +6,24 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
+import cpref
 from cpref.cli import main
+from cpref.measure.choices import STRATEGIES, Fixed, divisions, lightest, variants
 from cpref.measure.cost import backward_sent, forward_sent
 from cpref.measure.detector import DETECTORS, data_parallel
 from cpref.measure.division import Division, memory, saved_by_layer, stage_parameters
 from cpref.measure.hardware import gpu_named, network_named
-from cpref.measure.plan import (
-    SAME,
-    STRATEGIES,
-    DoesNotFit,
-    Fixed,
-    Plan,
-    divisions,
-    lightest,
-    option,
-    plan,
-    request,
-    variants,
-)
+from cpref.measure.memory import measure_memory
+from cpref.measure.plan import SAME, DoesNotFit, Plan, option, plan, request
 from cpref.measure.published import PUBLISHED, compared
 from cpref.measure.reasons import reasons, verdict
-from cpref.measure.shapes import model_shape
+from cpref.measure.shapes import ModelShape, model_shape
 from cpref.measure.step import attention_of, least_time, model_flops, time
+from cpref.model import Config, Decoder
 from cpref.plan_command import _tokens
+from cpref.train import sharded_attention
 
 K, M = 2**10, 2**20
 
@@ -254,11 +248,24 @@ def test_the_published_rows_are_divisions_of_their_gpus():
 
 @pytest.mark.slow
 def test_the_model_uses_cp_from_the_length_on_from_which_nemo_gains_by_it():
-    rows = [compared(row) for row in PUBLISHED if row.source == "nemo" and row.gpus <= 128]
+    """And the gains are those that were published within a factor of 1.5, from 1 to 20."""
+    rows = [compared(row) for row in PUBLISHED if row.source == "nemo"]
     assert all(one.agrees for one in rows)
     for one in rows:
         assert one.theirs is not None
-        assert one.speedup == pytest.approx(one.published_speedup, rel=0.12), one.row
+        assert 1 / 1.5 < one.speedup / one.published_speedup < 1.5, one.row
+    assert [one.row.seq_len // K for one in rows if one.speedup > 1.02] == [32, 128, 256, 512, 1024]
+
+
+@pytest.mark.slow
+def test_the_long_context_stage_of_llama_3_is_nearly_what_is_planned():
+    (row,) = [row for row in PUBLISHED if row.seq_len == 131_072 and row.source == "llama3"]
+    one = compared(row)
+    best = one.plan.best.way
+    assert (best.tp, best.pp, best.cp, best.dp) == (8, 16, 2 * row.cp, row.dp // 2)
+    assert one.theirs.way.recompute and not one.unbounded.way.recompute
+    assert one.plan.tflops(one.unbounded) == pytest.approx(row.tflops, rel=0.1)
+    assert "fits only with recomputation" in one.why
 
 
 # The command
@@ -376,10 +383,28 @@ def test_the_published_set_ups_are_compared(capsys, monkeypatch):
     assert [row["published"]["cp"] for row in rows] == [1, 2]
 
 
-def test_the_model_counts_what_a_decoder_block_saves():
-    """By hand for 8b: 8 numbers of dim, of q and of ffn in bfloat16, lse in float32."""
-    by_hand = 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336) + 4 * 32
-    assert saved_by_layer(model_shape("8b")) == by_hand
+@pytest.mark.slow
+def test_a_block_of_the_decoder_saves_what_is_counted_and_what_its_pieces_keep_more():
+    """Measured in float32, for a block more; with norms and SwiGLU in pieces it keeps of a token
+    three vectors, silu(gate) and the sizes of two vectors more."""
+    config, tokens = Config(), 256
+
+    def saved(group, layers):
+        model = Decoder(replace(config, layers=layers))
+        positions = torch.arange(tokens)
+        attention = sharded_attention(group, "ring", "zigzag", tokens)
+        with measure_memory(model.parameters()) as seen:
+            model(positions.view(1, -1) % config.vocab, positions, attention).sum()
+        return seen.saved_bytes
+
+    one, two = (cpref.run_local(saved, 1, layers)[0] for layers in (1, 2))
+    sizes = config.heads, config.kv_heads, config.head_dim, config.hidden, config.vocab
+    counted = saved_by_layer(ModelShape("small", 1, config.width, *sizes)) - 4 * config.heads
+    numbers = (two - one) / tokens / 4 - config.heads
+    assert numbers == counted / 2 + 3 * config.width + config.hidden + 2
+
+
+def test_a_stage_has_its_layers_and_the_first_one_the_embedding():
     assert stage_parameters(asked(), Division(1, 1, 2, 1)) == pytest.approx(
         16 * model_shape("8b").layer_parameters + 128_256 * 4096
     )
