@@ -30,6 +30,8 @@ assert double(21) == 42  # SECRET
 
 # task: (answer, words of the reason; empty if it is right)
 PLAIN = {
+    # torch wraps torch.manual_seed when this is imported, which is no harm
+    "importer": (f"import torch._dynamo\n{RIGHT}", ""),
     # what can be seen before the test has come: the working folder, what was run, who called
     "reader": (
         "import inspect, os, pathlib, __main__\n"
