@@ -5,7 +5,8 @@
 In each round the ranks time, one after the other: single tiles and single blocks, to which the
 constants are fitted (`cpref.measure.fit`), and whole attentions of every strategy and length, which
 are predicted from them. The ratio of the two is what counts; of each time the least of the rounds
-is taken, for whatever else the machine does only adds to it. Takes two minutes.
+is taken, for whatever else the machine does only adds to it. It takes
+eight minutes.
 """
 
 import argparse
