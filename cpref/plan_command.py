@@ -123,7 +123,7 @@ def _words(found: Plan) -> list[str]:
         verdict(found),
         "",
         f"  degrees       {degrees(way)}",
-        f"  micro-batch   {way.micro} x {asked.seq_len // way.cp:,} tokens on each rank, "
+        f"  micro-batch   {way.micro} x {way.tokens(asked) // way.micro:,} tokens on each rank, "
         f"{way.micro_batches(asked)} a step",
         f"  recomputed    {yes[way.recompute]};   parameters and gradients sharded over DP·CP: "
         f"{yes[way.shard_all]}",

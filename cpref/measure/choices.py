@@ -53,6 +53,10 @@ def check_fixed(request: Request, fixed: Fixed) -> None:
     if fixed.strategy is not None and fixed.strategy not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise ValueError(f"strategy is {fixed.strategy!r}; it must be one of {known}")
+    if fixed.strategy == "hybrid" and fixed.cp in (1, 2, 3):
+        raise ValueError(
+            f"cp is {fixed.cp}; hybrid needs at least 2 rows of at least 2 ranks: 4 or more"
+        )
     if fixed.strategy == "ulysses" and fixed.cp and heads % fixed.cp:
         raise ValueError(
             f"{model.name} has {heads} heads for each TP part, which {fixed.cp} ranks cannot share "
@@ -65,7 +69,7 @@ def nothing_left(request: Request, fixed: Fixed) -> str:
     return (
         f"no division of {request.gpus} GPUs has {asked or 'these numbers'}: CP x TP x PP x DP "
         f"must be {request.gpus}, TP must divide {request.model.kv_heads} K,V heads, PP is at most "
-        f"{request.model.layers}, and DP must divide {request.batch} sequences"
+        f"{request.model.layers}, DP must divide {request.batch} sequences, and ranks must be able to share heads"
     )
 
 

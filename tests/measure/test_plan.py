@@ -200,6 +200,23 @@ def test_cp_pays_more_the_longer_the_sequence():
     assert gains[0] < 1.01 and gains[2] > 1.5
 
 
+@pytest.mark.parametrize("gpus", [7, 48, 64])
+def test_every_division_uses_all_gpus_and_shares_heads_layers_and_sequences(gpus):
+    wanted = asked(seq_len=64 * K, gpus=gpus, batch_tokens=48 * 64 * K)
+    every = list(divisions(wanted, Fixed()))
+    impossible = {"ulysses", "hybrid"} if gpus == 7 else set()
+    assert {way.strategy for way in every} == set(STRATEGIES) - impossible
+    for way in every:
+        assert way.gpus == gpus
+        assert wanted.model.kv_heads % way.tp == 0 == wanted.batch % way.dp
+        assert way.pp <= wanted.model.layers
+        heads = wanted.model.heads // way.tp
+        if way.cp > 1 and way.strategy == "ulysses":
+            assert heads % way.cp == 0
+        if way.strategy == "hybrid" and way.cp > 1:
+            assert 1 < way.row < way.cp and heads % way.row == 0 == way.cp % way.row
+
+
 @pytest.mark.parametrize("fixed", [Fixed(cp=8), Fixed(tp=4, pp=2), Fixed(strategy="ulysses", cp=8)])
 def test_what_is_fixed_stays(fixed):
     way = plan(asked(seq_len=256 * K), fixed).best.way
@@ -351,6 +368,7 @@ def test_an_impossible_job_is_status_1_with_the_limit(capsys, as_json):
             "8b has 32 heads for each TP part, which 64 ranks cannot share",
         ),
         (("--cp", "4", "--tp", "2", "--pp", "1", "--dp", "1"), "no division of 16 GPUs has cp 4"),
+        (("--cp", "2", "--strategy", "hybrid"), "hybrid needs at least 2 rows of at least 2 ranks"),
         (("--gpu", "a100-80gb", "--fp8"), "which has no float8 tensor cores"),
         (("--figures", "/proc/nothing"), "--figures is /proc/nothing"),
     ],
