@@ -69,7 +69,8 @@ def nothing_left(request: Request, fixed: Fixed) -> str:
     return (
         f"no division of {request.gpus} GPUs has {asked or 'these numbers'}: CP x TP x PP x DP "
         f"must be {request.gpus}, TP must divide {request.model.kv_heads} K,V heads, PP is at most "
-        f"{request.model.layers}, DP must divide {request.batch} sequences, and ranks must be able to share heads"
+        f"{request.model.layers}, DP must divide {request.batch} sequences, and the ranks "
+        "must be able to share the heads"
     )
 
 
