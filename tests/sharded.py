@@ -1,5 +1,7 @@
 """What many tests need: whole tensors in, whole results out, sharded in between; and the judge."""
 
+from itertools import combinations, pairwise
+
 import torch
 from torch import Tensor
 
@@ -78,3 +80,15 @@ def for_strategy(group, strategy: str):
     if strategy != "hybrid":
         return group
     return grid(group, 2 if group.size % 2 == 0 else 1)
+
+
+def with_changing_documents(group, first: int, calls: int) -> None:
+    """So many attentions, forward and backward, each with other documents than any before."""
+    whole = draw(torch.float32, batch=1, heads=2, kv_heads=1, seq_len=24, head_dim=4)
+    *leaves, grad_out = (cpref.shard(x, 2, group=group).requires_grad_() for x in whole)
+    cuts = list(combinations(range(1, 24), 3))
+    for number in range(first, first + calls):
+        ends = (0, *cuts[number], 24)
+        mask = cpref.Documents([end - start for start, end in pairwise(ends)])
+        out = cpref.context_parallel_attention(*leaves, group=group, mask=mask)
+        torch.autograd.grad(out, leaves, grad_out)

@@ -1,17 +1,19 @@
 """A world of threads behaves as one of processes, and says so when it cannot go on."""
 
+import gc
 import os
 import signal
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 
 import cpref
 from cpref import LocalError, run_local
 
-from .sharded import draw, judged, sharded
+from .sharded import draw, judged, sharded, with_changing_documents
 
 
 def ended(before):
@@ -269,3 +271,19 @@ def test_ranks_keep_the_modes_of_the_thread_that_starts_them():
     with torch.inference_mode():
         assert run_local(product, 2) == [(torch.float32, False, True)] * 2
     assert run_local(product, 2) == [(torch.float32, True, False)] * 2
+
+
+@pytest.mark.slow
+def test_hundreds_of_attentions_with_other_documents_leave_nothing_behind():
+    """An object that stayed for each call on each rank would be 1,200 more."""
+
+    def objects():
+        gc.collect()
+        return len(gc.get_objects()), psutil.Process().num_fds(), threading.active_count()
+
+    run_local(with_changing_documents, 3, 0, 200)  # fills what is remembered of earlier masks
+    before = objects()
+    run_local(with_changing_documents, 3, 200, 400)
+    after = objects()
+    assert after[0] - before[0] < 400
+    assert after[1:] <= before[1:]

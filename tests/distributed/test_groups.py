@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import cpref
 from cpref.comm import as_grid, resolve
 
-from ..sharded import draw, judged, sharded
+from ..sharded import draw, judged, sharded, with_changing_documents
 from ..test_attention import Layer, tokens, trained
 
 pytestmark = pytest.mark.distributed
@@ -209,6 +209,23 @@ def test_a_thousand_ring_steps_leak_nothing(processes):
         assert more_memory - memory < 20
         assert more_threads <= threads
         assert more_files <= files
+
+
+def held_after(group, first, calls):
+    """Objects, threads and open files of this rank after so many attentions."""
+    with_changing_documents(group, first, calls)
+    gc.collect()
+    me = psutil.Process()
+    return len(gc.get_objects()), me.num_threads(), me.num_fds()
+
+
+def test_hundreds_of_attentions_with_other_documents_leak_nothing(processes):
+    """An object that stayed for each call would be 400 more."""
+    before = processes(3)(held_after, 0, 400)  # 3 plans each: fills what is remembered of masks
+    after = processes(3)(held_after, 400, 400)
+    for earlier, later in zip(before, after, strict=True):
+        assert later[0] - earlier[0] < 200
+        assert later[1] <= earlier[1] and later[2] <= earlier[2]
 
 
 WORLD_OF_ONE = """
