@@ -34,7 +34,7 @@ demo: setup ## train on a long document with several ranks, and compare with one
 	@$(run) -m cpref demo
 
 test: setup ## run all tests: units, real ranks, notebooks
-	$(run) -m pytest -n 2 --dist loadgroup --ignore=tests/browser
+	$(run) -m pytest -n 2 --dist loadfile --ignore=tests/browser
 	@$(MAKE) --no-print-directory test-notebooks
 
 test-quick: setup ## run the tests that take less than a minute

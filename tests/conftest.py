@@ -19,9 +19,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:  # why: one world of ranks at a time, whatever runs beside it
-        if item.get_closest_marker("distributed"):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
     if config.getoption("--full"):
         return
     left_out = [item for item in items if item.get_closest_marker("full")]

@@ -40,6 +40,7 @@ def test_the_generated_tokens_are_those_of_one_rank(ranks, seq_len, layout):
         assert torch.equal(tokens, expected)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("seq_len", [1, 2, 13])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_real_ranks_generate_the_tokens_of_one(processes, ranks, seq_len):
