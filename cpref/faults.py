@@ -60,16 +60,18 @@ def met() -> dict[int, dict]:
 
 
 def report(cause: BaseException, step: str) -> None:
-    """Write into the shared store that this rank itself has failed, before it goes."""
-    if dist.is_initialized():
-        _fail({"for": [], "step": step, "cause": f"{type(cause).__name__}: {cause}"})
+    """Write into the shared store that this rank itself has failed, before it goes.
+
+    Not if all that has failed it is another rank.
+    """
+    if dist.is_initialized() and not _stems_from_another_rank(cause):
+        _fail([], {"for": [], "step": step, "cause": f"{type(cause).__name__}: {cause}"})
 
 
 def clear() -> None:
     """Take back that this rank has failed: all ranks go on together, so the fault is over."""
-    global _failed
     if _failed:
-        _failed = False
+        _failed.clear()
         _erase("failed")
 
 
@@ -79,20 +81,28 @@ def leave() -> None:
         _write("left", {"pid": os.getpid()})
 
 
-_failed = False  # why: asking the store whether there is something to clear would cost every call
+# why here, too: asking the store whether there is something to clear would cost every call
+_failed: list[dict] = []
 
 
-def _fail(what: dict) -> None:
-    global _failed
-    _failed = True
-    _write("failed", what)
+def _fail(among: list[int], what: dict) -> None:
+    """among: the ranks of the group that it failed in. Of each group the last failure counts."""
+    _failed[:] = [earlier for earlier in _failed if earlier["among"] != among]
+    _failed.append({"among": among, **what})
+    _write("failed", _failed)
+
+
+def _stems_from_another_rank(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, RankError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _at_exit() -> None:
     error = getattr(sys, "last_value", None)  # what has just ended the program, if it was an error
     if error is None:
         leave()
-    elif not isinstance(error, RankError):
+    else:
         report(error, "the program")
 
 
@@ -120,9 +130,10 @@ def explain(
     """
     me = dist.get_rank()
     waited_for = [dist.get_global_rank(group, peer) for peer in peers]
+    among = dist.get_process_group_ranks(group)
     transport = _in_short(error)
-    _fail({"for": waited_for, "step": step, "cause": transport})
-    culprits, cause = _culprits(me, waited_for, {**met(), **known})
+    _fail(among, {"for": waited_for, "step": step, "cause": transport})
+    culprits, cause = _culprits(me, among, waited_for, {**met(), **known})
     names = " or ".join(str(rank) for rank in culprits)
     culprit = culprits[0] if len(culprits) == 1 else None
     return RankError(
@@ -130,11 +141,13 @@ def explain(
     )
 
 
-def _culprits(me: int, waited_for: list[int], known: dict[int, dict]) -> tuple[list[int], str]:
+def _culprits(
+    me: int, among: list[int], waited_for: list[int], known: dict[int, dict]
+) -> tuple[list[int], str]:
     """The rank behind the fault, or those among which it is, and what is known of it."""
     deadline = time.monotonic() + _GRACE
     while True:
-        chain = _ask(lambda store: _Chain(store, me, waited_for))
+        chain = _ask(lambda store: _Chain(store, me, among, waited_for))
         if chain is None:
             return _without_a_store(me, waited_for, known)
         if chain.failed:
@@ -172,13 +185,14 @@ _LEFT = "it has left: its program came to its end, or called shutdown, while oth
 
 
 class _Chain:
-    """Who waits for whom, as far as the ranks have told.
+    """Who waits for whom, as far as the ranks have told. Of several failures of a rank, the last in
+    our group counts, or of itself; if there is none, the last of all.
 
     failed: a rank that failed of itself, and what it said; silent: ranks that are waited for and
     have said nothing; left: those of them that have left; others: ranks that have given up, too.
     """
 
-    def __init__(self, store: dist.Store, me: int, waited_for: list[int]):
+    def __init__(self, store: dist.Store, me: int, among: list[int], waited_for: list[int]):
         self.failed: tuple[int, dict] | None = None
         self.silent, self.left, self.others = [], [], []
         seen, ahead = {me}, list(waited_for)
@@ -187,12 +201,15 @@ class _Chain:
             if rank in seen:
                 continue
             seen.add(rank)
-            said = _read(store, "failed", rank)
-            if not said:
+            failures = _read(store, "failed", rank)
+            if not failures:
                 self.silent.append(rank)
                 if _read(store, "left", rank):
                     self.left.append(rank)
-            elif said["for"]:
+                continue
+            ours = [failure for failure in failures if failure["among"] in (among, [])]
+            said = (ours or failures)[-1]
+            if said["for"]:
                 self.others.append(rank)
                 ahead.extend(said["for"])
             else:
@@ -228,7 +245,7 @@ def _key(what: str, rank: int) -> str:
     return f"cpref/{what}/{rank}"
 
 
-def _write(what: str, value: dict) -> None:
+def _write(what: str, value: dict | list[dict]) -> None:
     key, text = _key(what, dist.get_rank()), json.dumps(value)
     _ask(lambda store: store.set(key, text))
 
@@ -238,7 +255,7 @@ def _erase(what: str) -> None:
     _ask(lambda store: store.delete_key(key))
 
 
-def _read(store: dist.Store, what: str, rank: int) -> dict | None:
+def _read(store: dist.Store, what: str, rank: int) -> dict | list[dict] | None:
     key = _key(what, rank)
     return json.loads(store.get(key)) if store.check([key]) else None
 

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .comm import Grid, Group, GroupLike, Pending
-from .faults import RankError, announce, clear, explain, is_local, leave, met, report
+from .faults import announce, clear, explain, is_local, leave, met, report
 
 # why: from torch 2.13 on these two have new names, and the old ones warn
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -119,8 +119,7 @@ class Processes(Group):
         clear()
 
     def _report(self, error: Exception, step: str) -> None:
-        if not isinstance(error, RankError):
-            report(error, step)
+        report(error, step)
 
     def _collective(
         self, into: Tensor, label: str, post: Callable[[], dist.Work]

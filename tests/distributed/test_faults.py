@@ -189,7 +189,7 @@ def test_a_rank_is_named_also_if_the_store_of_all_ranks_goes_with_it(own_world, 
     named_by_all_others(outcomes, "ring ", cause, 0)
 
 
-def leave_or_wait(group):
+def leave_or_wait(group, late):
     """Rank 3 leaves in peace; then rank 2 sleeps while the first two wait for it."""
     some = dist.new_group([0, 1, 2], timeout=timedelta(seconds=TIMEOUT))
     group.all_gather(torch.zeros(1)).wait()
@@ -198,7 +198,7 @@ def leave_or_wait(group):
         os._exit(0)
     if group.rank == 2:
         sleep()
-    time.sleep(1)
+    time.sleep(1 + late * group.rank)
     some, said = resolve(some), []
     for move in (lambda: some.all_gather(torch.zeros(1)), lambda: group.shift(torch.zeros(1))):
         try:
@@ -208,9 +208,11 @@ def leave_or_wait(group):
     return said
 
 
-def test_a_rank_that_has_left_is_blamed_only_by_those_who_wait_for_it(own_world):
+@pytest.mark.parametrize("late", [0, 5])
+def test_a_rank_that_has_left_is_blamed_only_by_those_who_wait_for_it(own_world, late):
+    """Also if by then the first has failed once more, for another reason."""
     ranks = own_world()
-    ranks.start(leave_or_wait)
+    ranks.start(leave_or_wait, late)
     first, second = ranks.collect(NOTICED + 20, without=2)[:2]
     for said in (first, second):
         assert said[0].rank == 2, str(said[0])
