@@ -128,6 +128,9 @@ def _agent(ranks: int, module: list[str], folder: Path) -> Iterator[subprocess.P
     environment = {
         "OMP_NUM_THREADS": str(share),
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # why: the transports' warnings have times and ports
+        # why: torch's store asks for the names of those who connect; a name server that does not
+        # answer would hold every launch up for ten seconds
+        "RES_OPTIONS": "timeout:1 attempts:1",
         **os.environ,
         "TMPDIR": str(folder),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(_GRACE)),

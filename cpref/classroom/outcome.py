@@ -100,9 +100,12 @@ def _place(folder: Path, rank: int) -> str:
         return "done"
     if not (folder / f"stack.{rank}").exists():
         return "not yet started"
-    frames = re.findall(r'File "(.+?)", line (\d+) in', (folder / f"stack.{rank}").read_text())
-    line = next((int(line) for file, line in frames if file == CELL), None)
+    stack = (folder / f"stack.{rank}").read_text()
+    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack)
+    line = next((int(line) for file, line, _ in frames if file == CELL), None)
     if line is None:
         return f"in {frames[0][0]}, line {frames[0][1]}" if frames else _SILENT
     source = (folder / "cell.py").read_text("utf-8").splitlines()[line - 1].strip()
-    return f"at line {line}: {source}"
+    file, _, function = frames[0]
+    inside = "" if file == CELL or function in source else f", in {function}"
+    return f"at line {line}: {source}{inside}"

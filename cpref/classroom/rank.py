@@ -72,6 +72,7 @@ def main(folder: Path, arguments: list[str]) -> None:
     """
     rank = os.environ["RANK"]
     _be_a_process_of_its_own(folder, rank)
+    _wait_until_all_have_started(folder)
     try:
         with _as_main(arguments):
             _run(folder, arguments)
@@ -109,6 +110,17 @@ def _be_a_process_of_its_own(folder: Path, rank: str) -> None:
     stack = open(folder / f"stack.{rank}", "w")  # noqa: SIM115 - faulthandler needs it open
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     faulthandler.enable(stack, all_threads=False)
+
+
+def _wait_until_all_have_started(folder: Path) -> None:
+    """Ranks are forked from the agent, which also holds the store that they meet at.
+
+    why: a fork copies what a thread is doing halfway. A rank that met the store while another one
+    was being forked could leave that one with a lock that nobody ever opens.
+    """
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        while not (folder / f"pid.{rank}").exists():
+            time.sleep(0.005)
 
 
 def _end_with_the_agent() -> None:

@@ -150,6 +150,24 @@ def test_an_interrupt_ends_ranks_that_ignore_signals_and_says_where_each_was(she
 
 
 @distributed
+def test_a_rank_that_waits_inside_of_a_call_says_in_which_function(shell):
+    late = "import os, time, cpref\nif os.environ['RANK'] == '1': time.sleep(600)\ncpref.init()"
+    said = failure(shell, "-n 2 --timeout 5", late).splitlines()
+    assert re.fullmatch(r"rank 0: at line 4: cpref.init\(\), in \w+", said[1]), said
+    assert said[2] == "rank 1: at line 3: if os.environ['RANK'] == '1': time.sleep(600)"
+
+
+@distributed
+def test_no_rank_begins_before_the_last_one_was_forked(shell):
+    source = (
+        "import os, cpref\nstarted = os.listdir(os.environ['TMPDIR'])\ncpref.keep(started=started)"
+    )
+    run(shell, "-n 4 --each", source)
+    for started in shell.user_ns["started"]:
+        assert {f"pid.{rank}" for rank in range(4)} <= set(started)
+
+
+@distributed
 def test_a_timeout_ends_the_ranks_and_says_how_far_each_was(shell):
     said = failure(shell, "-n 2 --timeout 0.1", "while True: pass")
     assert said.splitlines() == [
