@@ -15,7 +15,6 @@ A `Group` counts what it sends, and lets its ranks agree on a call before the fi
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,11 +27,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from .agreement import disagreement
+from .parcels import Parcels, Shape, pack, sizes_of, unpack
 from .watch import Watch
 
 T = TypeVar("T")
 GroupLike = Union["Group", "Grid", ProcessGroup, DeviceMesh, None]
-Shape = Sequence[int]
 
 
 class Pending(Generic[T]):
@@ -64,32 +63,6 @@ class Traffic:
 
     def reset(self) -> None:
         self.bytes = self.messages = 0
-
-
-@dataclass(frozen=True)
-class Parcels:
-    """A part for each rank in one buffer of equal slots, as collectives want them.
-
-    buffer: (P, slot) contiguous; parts[r]: the view of slot r in the shape of rank r's part, which
-    may be smaller than the slot when the sequence is not divisible by P.
-    """
-
-    buffer: Tensor
-    parts: list[Tensor]
-
-    @staticmethod
-    def empty(shapes: Sequence[Shape], dtype: torch.dtype, device: torch.device) -> "Parcels":
-        slot = max(numel(shape) for shape in shapes)
-        buffer = torch.zeros(len(shapes), slot, dtype=dtype, device=device)
-        parts = [row[: numel(s)].view(*s) for row, s in zip(buffer, shapes, strict=True)]
-        return Parcels(buffer, parts)
-
-    @staticmethod
-    def of(parts: Sequence[Tensor]) -> "Parcels":
-        parcels = Parcels.empty([p.shape for p in parts], parts[0].dtype, parts[0].device)
-        for slot, part in zip(parcels.parts, parts, strict=True):
-            slot.copy_(part)
-        return parcels
 
 
 class Group(ABC):
@@ -254,27 +227,6 @@ class Group(ABC):
         words = torch.tensor(list(content.ljust(longest)), dtype=torch.int64)
         texts = [bytes(row.tolist()).decode() for row in self._exchange(words, label)]
         raise disagreement([json.loads(text) for text in texts])
-
-
-# -- flat buffers ---------------------------------------------------------------------------------
-
-
-def pack(*tensors: Tensor) -> Tensor:
-    """One flat contiguous buffer with the tensors one after the other: one message, one order."""
-    return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def unpack(flat: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The views into `flat` that `pack` put there, each contiguous."""
-    return [part.view(*s) for part, s in zip(flat.split(sizes_of(shapes)), shapes, strict=True)]
-
-
-def sizes_of(shapes: Sequence[Shape]) -> list[int]:
-    return [numel(shape) for shape in shapes]
-
-
-def numel(shape: Shape) -> int:
-    return math.prod(shape)
 
 
 @dataclass(frozen=True)

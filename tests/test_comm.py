@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cpref
-from cpref.comm import Parcels, Traffic, as_grid, pack, resolve, unpack
+from cpref.comm import Traffic, as_grid, resolve
+from cpref.parcels import Parcels, pack, unpack
 
 from .sharded import attention, draw, judged
 

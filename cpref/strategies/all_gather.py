@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..block import attend, attend_backward, empty_partial, query_rows
-from ..comm import Group, Parcels, Pending, numel, pack, unpack
+from ..comm import Group, Pending
 from ..merge import Partial, accumulator_dtype
+from ..parcels import Parcels, numel, pack, unpack
 from ..tiles import Job
 from . import Gradients, Saved, block_shapes, finish
 

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from ..block import attend, attend_backward, rows_with_delta, rowsum
-from ..comm import Group, Parcels, pack, unpack
+from ..comm import Group
 from ..merge import Partial, accumulator_dtype, join_lse, weight_in
+from ..parcels import Parcels, pack, unpack
 from ..tiles import Job
 from . import Gradients, Saved, finish
 

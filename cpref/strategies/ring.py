@@ -25,7 +25,8 @@ over them in one go.
 Bytes sent per rank, with L = S/P: forward B·Hkv·L·(D + Dv)·e for each of P-1 hops; backward the
 same again, and B·Hkv·L·(D + Dv)·4 for each of P-1 hops of dK,dV. Memory beside the shards,
 whatever P is: two K,V blocks (one in use, one arriving), and in backward three dK,dV blocks in
-float32 (one being made, one leaving, one arriving).
+float32 (one being made, one leaving, one arriving) beside this rank's own, and what the kernel
+returns of a tile.
 
 Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889), section 3.
 """
@@ -36,8 +37,9 @@ import torch
 from torch import Tensor
 
 from ..block import attend, attend_backward, empty_partial, query_rows
-from ..comm import Group, Pending, numel, pack, unpack
+from ..comm import Group, Pending
 from ..merge import Partial, accumulator_dtype
+from ..parcels import numel, pack, unpack
 from ..tiles import Job
 from . import Gradients, Saved, block_shapes, finish
 

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from ..block import attend, attend_backward, empty_partial, query_rows
-from ..comm import Group, pack, unpack
+from ..comm import Group
 from ..layout import Placement
 from ..merge import Partial, accumulator_dtype
+from ..parcels import pack, unpack
 from ..tiles import Job
 from . import Gradients, Saved, finish
 
